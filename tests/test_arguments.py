@@ -34,12 +34,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("arguments", "error", "match"),
     [
         ({"prefetch": 0}, ValueError, "prefetch must be at least 1.*None keeps the threads busy"),
-        ({"prefetch": False}, TypeError, "prefetch is an integer, not a bool"),
-        ({"prefetch": "2"}, TypeError, "prefetch is an integer, not str: '2'"),
-        ({"drop_last": "no"}, TypeError, "drop_last is True or False, not 'no'"),
-        ({"drop_last": 1}, TypeError, "drop_last is True or False, not 1"),
-        ({"drop_last": None}, TypeError, "drop_last is True or False, not None"),
-        ({"progress": "yes"}, TypeError, "progress is True or False, not 'yes'"),
+        ({"prefetch": False}, TypeError, "prefetch must be an integer; got False"),
+        ({"prefetch": "2"}, TypeError, "prefetch must be an integer; got '2'"),
+        ({"drop_last": "no"}, TypeError, "drop_last must be True or False; got 'no'"),
+        ({"drop_last": 1}, TypeError, "drop_last must be True or False; got 1"),
+        ({"drop_last": None}, TypeError, "drop_last must be True or False; got None"),
+        ({"progress": "yes"}, TypeError, "progress must be True or False; got 'yes'"),
         ({"features": ["user"]}, TypeError, r"features must be a dict .*columns=\['user'\]"),
         ({"features": "user"}, TypeError, "features must be a dict from name to spec; got 'user'"),
         (
@@ -49,19 +49,19 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         ),
         ({"features": {1: DenseSpec((), "int64")}}, TypeError, "names must be strings; got the name 1"),
         ({"features": {"user": "int64"}}, TypeError, r"feature 'user': expected a DenseSpec, .* got 'int64'"),
-        ({"columns": [1]}, TypeError, "columns must be a list of strings; the element at index 0 is 1, not a string"),
-        ({"columns": ["user", None]}, TypeError, "the element at index 1 is None"),
+        ({"columns": [1]}, TypeError, "columns must be a list of strings; got 1 at index 0"),
+        ({"columns": ["user", None]}, TypeError, "got None at index 1"),
         ({"columns": 5}, TypeError, "columns must be a list of names; got 5"),
         ({"columns": {"user": DenseSpec((), "int64")}}, TypeError, "from name to spec use features="),
         ({"columns": "user"}, TypeError, r"did you mean \['user'\]\?"),
         ({"shuffle": 1}, ValueError, 'shuffle must be True, False, "window"'),
         ({"shuffle": np.array([1, 2])}, ValueError, 'shuffle must be True, False, "window".* got a ndarray'),
-        ({"batch_size": "32"}, TypeError, "batch_size is an integer, not str: '32'"),
-        ({"batch_size": 4.0}, TypeError, "batch_size is an integer, not float: 4.0"),
-        ({"batch_size": np.True_}, TypeError, "batch_size is an integer, not a bool"),
-        ({"seed": "a", "shuffle": True}, TypeError, "seed is an integer, not str"),
-        ({"epochs": 1.5}, TypeError, "epochs is an integer"),
-        ({"num_threads": 2.0}, TypeError, "num_threads is an integer"),
+        ({"batch_size": "32"}, TypeError, "batch_size must be an integer; got '32'"),
+        ({"batch_size": 4.0}, TypeError, "batch_size must be an integer; got 4.0"),
+        ({"batch_size": np.True_}, TypeError, "batch_size must be an integer"),
+        ({"seed": "a", "shuffle": True}, TypeError, "seed must be an integer"),
+        ({"epochs": 1.5}, TypeError, "epochs must be an integer"),
+        ({"num_threads": 2.0}, TypeError, "num_threads must be an integer"),
         ({"memory_limit": 1.5e9}, TypeError, 'memory_limit must be a whole number of bytes or a size such as "512MB"'),
         ({"memory_limit": "much"}, ValueError, "memory_limit must be"),
         ({"index_cache": 3}, TypeError, "index_cache must be"),
@@ -96,13 +96,13 @@ def test_other_calls_name_the_argument(path: str) -> None:
     for call, match in (
         (lambda: fastpipe.infer_features(path, columns=[1]), "columns must be a list of"),
         (lambda: fastpipe.AvroFile(3), "path must be the path of a file, bytes or a binary file object, not 3"),
-        (lambda: fastpipe.rebatch([], 4, drop_last="no"), "drop_last is True or False"),
-        (lambda: fastpipe.rebatch([], 4, copy=1), "copy is True or False"),
+        (lambda: fastpipe.rebatch([], 4, drop_last="no"), "drop_last must be True or False"),
+        (lambda: fastpipe.rebatch([], 4, copy=1), "copy must be True or False"),
         (
             lambda: fastpipe.read_interactions(arrays, batch_size=2, negatives=1, repeats="no"),
-            "repeats is True or False",
+            "repeats must be True or False",
         ),
-        (lambda: fastpipe.evaluation_candidates(arrays, held_out, 1, repeats=0), "repeats is True or False"),
+        (lambda: fastpipe.evaluation_candidates(arrays, held_out, 1, repeats=0), "repeats must be True or False"),
     ):
         with pytest.raises(TypeError, match=match):
             call()
@@ -157,7 +157,7 @@ def test_steps_and_rows_out_of_range(path: str) -> None:
         reader.locate(2, 8)
     for call in (reader.batch_at, lambda step: reader.locate(step, 0), lambda row: reader.locate(0, row)):
         for bad in (1.0, "1", None, True, np.True_):
-            with pytest.raises(TypeError, match="is an integer"):
+            with pytest.raises(TypeError, match="must be an integer"):
                 call(bad)
     assert reader.locate(np.int64(1), np.uint8(2)) == (path, 0, 18)
 

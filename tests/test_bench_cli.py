@@ -194,9 +194,9 @@ def test_bad_arguments(options: tuple[str, str], reason: str, file: Path, capsys
         (("--seconds", "0"), "--seconds must be a positive number; got 0.0"),
         (("--seconds", "nan"), "--seconds must be a positive number; got nan"),
         (("--memory-limit", "lots"), 'memory_limit must be a number of bytes or a size such as "512MB"'),
-        (("--threads", "4097"), "num_threads is between 1 and 4096, not 4097"),
-        (("--batch-size", "2147483648"), "batch_size is between 1 and 2147483647"),
-        (("--shuffle-buffer", "2147483649"), "shuffle_buffer is between 1 and 2147483648"),
+        (("--threads", "4097"), "num_threads must be between 1 and 4096; got 4097"),
+        (("--batch-size", "2147483648"), "batch_size must be between 1 and 2147483647"),
+        (("--shuffle-buffer", "2147483649"), "shuffle_buffer must be between 1 and 2147483648"),
     ],
 )
 def test_arguments_out_of_range(options: tuple[str, ...], reason: str, run: Run, tmp_path: Path) -> None:

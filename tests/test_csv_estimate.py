@@ -243,8 +243,8 @@ def test_drawn_rows_are_stable() -> None:
         ({"weights": np.ones(3)}, "leave out weights"),
         ({"index_cache": True}, "leave out index_cache"),
         ({"on_ragged": "skip", "part": 2}, "leave out part and on_ragged"),
-        ({"rows": 0}, "rows is between 1"),
-        ({"seed": -1}, "seed is between"),
+        ({"rows": 0}, "rows must be between 1"),
+        ({"seed": -1}, "seed must be between"),
     ],
 )
 def test_errors_of_arguments(options: dict[str, Any], match: str) -> None:

@@ -326,7 +326,7 @@ def test_no_rows() -> None:
         ({"reader": TABLE}, TypeError, "reader is a Reader"),
         ({"exact_values": 0}, ValueError, "exact_values"),
         ({"rows": "all"}, TypeError, "rows"),
-        ({"progress": 1}, TypeError, "progress is True or False"),
+        ({"progress": 1}, TypeError, "progress must be True or False"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:

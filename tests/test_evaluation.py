@@ -96,7 +96,7 @@ def test_scores_of_other_kinds() -> None:
         ([[1.0, NAN], [1.0, 1.0]], 10, "candidate 1 of row 0 is NaN"),
         ([["a", "b"], ["a", "b"]], 10, "scores must be real numbers"),
         ([[1j, 2], [1, 2]], 10, "scores must be real numbers"),
-        ([[1, 2], [1, 2]], 0, "k is between 1"),
+        ([[1, 2], [1, 2]], 0, "k must be between 1"),
     ],
 )
 def test_invalid_scores(scores: Any, k: int, message: str) -> None:
@@ -188,9 +188,9 @@ def test_random_scores_match_chance() -> None:
         ([0], [0, 1], {}, InteractionsError, "there are 1 users and 2 items"),
         (["0"], [0], {}, InteractionsError, r"data\.user_indices\(ids\)"),
         ([0], [NAN], {}, InteractionsError, r"data\.item_indices\(ids\)"),
-        ([0], [0], {"negatives": 0}, ValueError, "negatives is between 1"),
+        ([0], [0], {"negatives": 0}, ValueError, "negatives must be between 1"),
         ([0], [0], {"negatives": 40, "repeats": False}, UnseenItemsError, "the user 0 has fewer than 40 unseen items"),
-        ([0], [0], {"seed": -1}, ValueError, "seed is between"),
+        ([0], [0], {"seed": -1}, ValueError, "seed must be between"),
         ([0], [0], {"sampling": "best"}, ValueError, 'sampling must be "uniform" or "popularity"'),
         ([0], [0], {"sampling": "popularity", "power": NAN}, ValueError, "power must be 0 or more"),
     ],

@@ -275,10 +275,10 @@ def test_folds_and_splits_divide_rows(path: Path) -> None:
     assert abs(len(np.unique(boot)) - 1_003 * (1 - np.exp(-1))) < 5 * np.sqrt(1_003 * 0.1)
     assert len(device.bootstrap(7)) == 7
     for call, message in (
-        (lambda: device.folds(1), "k is between 2 and 1003, not 1"),
-        (lambda: device.folds(1_004), "k is between 2 and 1003, not 1004"),
+        (lambda: device.folds(1), "k must be between 2 and 1003; got 1"),
+        (lambda: device.folds(1_004), "k must be between 2 and 1003; got 1004"),
         (lambda: device.split(1.0), "fraction must be between 0 and 1; got 1.0"),
-        (lambda: device.bootstrap(0), "rows is between 1"),
+        (lambda: device.bootstrap(0), "rows must be between 1"),
         (lambda: fill(path, ["cpu"], rows=1)[0].folds(2), "1 rows can't be divided into 2 folds"),
         (lambda: fill(path, ["cpu"], rows=1)[0].split(0.5), "one row can't be divided"),
     ):
@@ -306,7 +306,7 @@ def test_folds_are_uniform() -> None:
         ({}, ValueError, 'the free memory of "cpu" is unknown'),
         ({"rows": 1, "device_memory": "1GB"}, ValueError, "pass either rows or device_memory"),
         ({"device_memory": 3}, ValueError, "no row of 16 bytes fits into 0.8 of the 3 bytes"),
-        ({"rows": 0}, ValueError, "rows is between 1"),
+        ({"rows": 0}, ValueError, "rows must be between 1"),
         ({"rows": 15_001}, ValueError, "15001 rows for 2 devices are more than the 30000 rows available$"),
         ({"rows": 15_001, "replace": True}, ValueError, "15001 rows for 2 devices are more than the 30000"),
         ({"rows": 1, "occupancy": 1.5}, ValueError, "occupancy must be above 0 and at most 1"),
@@ -317,9 +317,9 @@ def test_folds_are_uniform() -> None:
         ({"rows": 1, "dtype": "datetime64[s]"}, ValueError, "dtype must be numeric"),
         ({"rows": 1, "memory": "1MB"}, ValueError, "memory must be at least 16777216 bytes"),
         ({"rows": 1, "framework": "jax"}, ValueError, 'framework must be "torch" or "cupy"'),
-        ({"rows": 1, "replace": "no"}, TypeError, "replace is True or False"),
+        ({"rows": 1, "replace": "no"}, TypeError, "replace must be True or False"),
         ({"rows": 1, "columns": ["z"]}, SchemaError, "no column"),
-        ({"rows": 1, "seed": -1}, ValueError, "seed is between 0"),
+        ({"rows": 1, "seed": -1}, ValueError, "seed must be between 0"),
         ({"devices": ["gpu"], "rows": 1}, fastpipe.DeviceError, 'device must be a GPU such as "cuda:0"'),
     ],
 )

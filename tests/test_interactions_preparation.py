@@ -198,7 +198,7 @@ def test_bad_input_is_rejected(users: Any, items: Any, times: Any, message: str)
 def test_bad_options_are_rejected() -> None:
     with pytest.raises(ValueError, match='duplicates must be "first" or "last"'):
         Interactions.from_arrays([1, 2], [1, 2], duplicates="any")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="min_per_user is between"):
+    with pytest.raises(ValueError, match="min_per_user must be between"):
         Interactions.from_arrays([1, 2], [1, 2], min_per_user=-1)
     with pytest.raises(InteractionsError, match="no interactions remain"):
         Interactions.from_arrays([1, 2], [1, 2], min_per_user=2)

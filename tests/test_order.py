@@ -173,21 +173,21 @@ def test_an_endless_pass(
         ({"shuffle": "windows"}, ValueError, "'windows'"),
         ({"shuffle": 1}, ValueError, "got 1"),
         ({"shuffle": None}, ValueError, "got None"),
-        ({"shuffle": True, "shuffle_buffer": 0}, ValueError, "shuffle_buffer is between"),
-        ({"shuffle": True, "shuffle_buffer": 2**31 + 1}, ValueError, "shuffle_buffer is between"),
-        ({"shuffle": True, "shuffle_buffer": True}, TypeError, "shuffle_buffer is an integer, not a bool"),
-        ({"shuffle": True, "shuffle_buffer": 3.0}, TypeError, "shuffle_buffer is an integer, not float"),
-        ({"seed": -1}, ValueError, "seed is between"),
-        ({"seed": 2**64}, ValueError, "seed is between"),
-        ({"seed": False}, TypeError, "seed is an integer, not a bool"),
-        ({"seed": "1"}, TypeError, "seed is an integer, not str"),
-        ({"epochs": 0}, ValueError, "epochs is between"),
-        ({"epochs": True}, TypeError, "epochs is an integer"),
-        ({"rank": 1}, ValueError, "rank is between 0 and 0"),
-        ({"rank": -1, "world_size": 2}, ValueError, "rank is between"),
-        ({"rank": True, "world_size": 2}, TypeError, "rank is an integer"),
-        ({"world_size": 0}, ValueError, "world_size is between"),
-        ({"world_size": True}, TypeError, "world_size is an integer"),
+        ({"shuffle": True, "shuffle_buffer": 0}, ValueError, "shuffle_buffer must be between"),
+        ({"shuffle": True, "shuffle_buffer": 2**31 + 1}, ValueError, "shuffle_buffer must be between"),
+        ({"shuffle": True, "shuffle_buffer": True}, TypeError, "shuffle_buffer must be an integer"),
+        ({"shuffle": True, "shuffle_buffer": 3.0}, TypeError, "shuffle_buffer must be an integer"),
+        ({"seed": -1}, ValueError, "seed must be between"),
+        ({"seed": 2**64}, ValueError, "seed must be between"),
+        ({"seed": False}, TypeError, "seed must be an integer"),
+        ({"seed": "1"}, TypeError, "seed must be an integer"),
+        ({"epochs": 0}, ValueError, "epochs must be between"),
+        ({"epochs": True}, TypeError, "epochs must be an integer"),
+        ({"rank": 1}, ValueError, "rank must be between 0 and 0"),
+        ({"rank": -1, "world_size": 2}, ValueError, "rank must be between"),
+        ({"rank": True, "world_size": 2}, TypeError, "rank must be an integer"),
+        ({"world_size": 0}, ValueError, "world_size must be between"),
+        ({"world_size": True}, TypeError, "world_size must be an integer"),
         ({"shard_by": "rows"}, ValueError, '"window" or "batch"'),
         ({"shard_by": "block", "shuffle": True}, ValueError, '"window" or "batch"'),
         ({"shard_by": "window", "shuffle": "block"}, ValueError, '"block" or "batch"'),
@@ -261,7 +261,7 @@ def test_batches_out_of_range_raise_index_errors(data: Data, shuffle: Any) -> No
             reader.batch_at(bad)
     with pytest.raises(IndexError, match="there is no row -1"):
         reader.locate(0, -1)
-    with pytest.raises(ValueError, match="epoch is between"):
+    with pytest.raises(ValueError, match="epoch must be between"):
         reader.batch_at(0, epoch=-1)
 
 

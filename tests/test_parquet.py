@@ -224,7 +224,7 @@ def test_page_checksums_are_verified(
                 list(checked)
         else:
             assert sum(len(batch["x"]) for batch in checked) == 1000
-    with pytest.raises(TypeError, match="page_checksum_verification is True or False, not 1"):
+    with pytest.raises(TypeError, match="page_checksum_verification must be True or False; got 1"):
         fastpipe.read_parquet("file", batch_size=1, page_checksum_verification=1)  # type: ignore[arg-type]
 
 

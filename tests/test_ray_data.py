@@ -140,7 +140,7 @@ def test_unsupported_readers_are_refused() -> None:
         fastpipe.ray.dataset([1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_blocks must be at least 1"):
         fastpipe.ray.dataset(reader, num_blocks=0)
-    with pytest.raises(ValueError, match="epoch is between"):
+    with pytest.raises(ValueError, match="epoch must be between"):
         fastpipe.ray.dataset(reader, epoch=-1)
     endless = fastpipe.ray.dataset(numbers(epochs=None))
     assert endless.count() == 1000

@@ -234,7 +234,7 @@ def test_a_limit_of_restarts_is_kept() -> None:
         ({"reader": 3}, TypeError, "reader is a Reader"),
         ({"reader": {}}, ValueError, "no reader to serve"),
         ({"num_servers": 0}, ValueError, "num_servers must be at least 1; got 0"),
-        ({"num_servers": 1.5}, TypeError, "num_servers is an integer"),
+        ({"num_servers": 1.5}, TypeError, "num_servers must be an integer"),
         ({"num_servers": (1, 16)}, TypeError, r"integer; got \(1, 16\)\..*scale\(n\)"),
         ({"num_servers": "auto"}, TypeError, r"integer; got 'auto'\..*scale\(n\)"),
         ({"max_restarts": 10}, TypeError, r"unexpected argument 'max_restarts'.*actor_options={'max_restarts': 10}"),

@@ -118,8 +118,8 @@ def test_unsupported_partitions_are_refused(tmp_path: Path) -> None:
     reader = fastpipe.read_avro(path, batch_size=32)
     (part,) = reader.partition(1)
     cases: list[tuple[Any, type[Exception], str]] = [
-        (lambda: reader.partition(0), ValueError, "partitions is between 1"),
-        (lambda: reader.partition("2"), TypeError, "partitions is an integer"),  # type: ignore[arg-type]
+        (lambda: reader.partition(0), ValueError, "partitions must be between 1"),
+        (lambda: reader.partition("2"), TypeError, "partitions must be an integer"),  # type: ignore[arg-type]
         (lambda: fastpipe.sample(reader, 7).partition(1), ValueError, "cannot partition a sample"),
         (lambda: reader.read_partition(tuple(part)), TypeError, "got tuple. From JSON: Partition"),  # type: ignore[arg-type]
         (

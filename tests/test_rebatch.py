@@ -658,15 +658,15 @@ def test_columns_that_cannot_be_moved_are_refused(first: Any, error: type[Except
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size is between 1 and"),
-        ({"batch_size": True}, TypeError, "batch_size is an integer, not a bool"),
-        ({"batch_size": 1.0}, TypeError, "batch_size is an integer, not float"),
-        ({"shuffle_buffer": -1}, ValueError, "shuffle_buffer is between 0 and"),
-        ({"shuffle_buffer": True}, TypeError, "shuffle_buffer is an integer, not a bool"),
-        ({"seed": -1}, ValueError, "seed is between 0 and"),
-        ({"seed": 2**64}, ValueError, "seed is between 0 and"),
-        ({"epoch": -1}, ValueError, "epoch is between 0 and"),
-        ({"epoch": None}, TypeError, "epoch is an integer, not NoneType"),
+        ({"batch_size": 0}, ValueError, "batch_size must be between 1 and"),
+        ({"batch_size": True}, TypeError, "batch_size must be an integer"),
+        ({"batch_size": 1.0}, TypeError, "batch_size must be an integer"),
+        ({"shuffle_buffer": -1}, ValueError, "shuffle_buffer must be between 0 and"),
+        ({"shuffle_buffer": True}, TypeError, "shuffle_buffer must be an integer"),
+        ({"seed": -1}, ValueError, "seed must be between 0 and"),
+        ({"seed": 2**64}, ValueError, "seed must be between 0 and"),
+        ({"epoch": -1}, ValueError, "epoch must be between 0 and"),
+        ({"epoch": None}, TypeError, "epoch must be an integer; got None"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:

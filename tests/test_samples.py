@@ -99,13 +99,13 @@ def whole_of(rows: int) -> list[int]:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"rows": 0}, ValueError, "rows is between 1"),
+        ({"rows": 0}, ValueError, "rows must be between 1"),
         ({"rows": ROWS + 1}, ValueError, "exceeds the 20000 rows of the dataset: .*replace=True"),
-        ({"rows": 2.0}, TypeError, "rows is an integer"),
-        ({"rows": 1, "replace": 1}, TypeError, "replace is True or False"),
-        ({"rows": 1, "seed": -1}, ValueError, "seed is between"),
-        ({"rows": 1, "part": -1}, ValueError, "part is between"),
-        ({"rows": 1, "batch_size": 0}, ValueError, "batch_size is between"),
+        ({"rows": 2.0}, TypeError, "rows must be an integer"),
+        ({"rows": 1, "replace": 1}, TypeError, "replace must be True or False"),
+        ({"rows": 1, "seed": -1}, ValueError, "seed must be between"),
+        ({"rows": 1, "part": -1}, ValueError, "part must be between"),
+        ({"rows": 1, "batch_size": 0}, ValueError, "batch_size must be between"),
     ],
 )
 def test_errors_of_arguments(options: dict[str, Any], error: type, match: str) -> None:

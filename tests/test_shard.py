@@ -87,7 +87,7 @@ def test_states_that_cannot_be_sharded_are_refused(data: Data) -> None:
 def test_invalid_shards_are_refused(data: Data, tmp_path: Path) -> None:
     reader = data.read(batch_size=4)
     for shards, index in ((2, 2), (0, 0), (2, -1)):
-        with pytest.raises(ValueError, match="is between"):
+        with pytest.raises(ValueError, match="must be between"):
             reader.shard(shards, index)
     with pytest.raises(ValueError, match="world_size"):
         reader.shard(2**20, 0).shard(2, 0)

@@ -373,11 +373,11 @@ def test_bytes_of_the_buffer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size is between"),
+        ({"batch_size": 0}, "batch_size must be between"),
         ({"shuffle": "sorted"}, "shuffle must be True, False"),
         ({"shuffle": False, "shuffle_buffer": 10}, "shuffle_buffer has no effect"),
-        ({"max_batches": 0}, "max_batches is between"),
-        ({"epoch": -1}, "epoch is between"),
+        ({"max_batches": 0}, "max_batches must be between"),
+        ({"epoch": -1}, "epoch must be between"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
@@ -532,7 +532,7 @@ def test_wrong_usage(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str
     )
     code, _, err = run("--shuffle", path, "--shuffle-buffer", 2**40)
     assert code == 2
-    assert "shuffle_buffer is between 1 and 2147483648" in err
+    assert "shuffle_buffer must be between 1 and 2147483648" in err
     with pytest.raises(SystemExit, match="2"):
         run("--shuffle=sorted", path)
     assert "invalid choice: 'sorted'" in capsys.readouterr().err

@@ -263,7 +263,7 @@ def test_fields_and_lengths() -> None:
     for make, error, match in [
         (lambda: DenseSpec((), "int32", length=True), ValueError, "dtype must be \"int64\"; got 'int32'"),
         (lambda: DenseSpec((3,), "int64", length=True, pad=0), ValueError, "pad"),
-        (lambda: DenseSpec((), "int64", length="yes"), TypeError, "length is True or False, not 'yes'"),
+        (lambda: DenseSpec((), "int64", length="yes"), TypeError, "length must be True or False; got 'yes'"),
         (lambda: DenseSpec((), "int64", field=3), TypeError, "field must be a string, the path of a field; got 3"),
         (lambda: SparseSpec((3,), "int64", field=""), ValueError, "field is empty"),
     ]:
@@ -278,8 +278,8 @@ def test_scales_require_integers() -> None:
         (lambda: SparseSpec((3,), "bool", scale=2), ValueError, "got 'bool'"),
         (lambda: DenseSpec((), "datetime64[s]", scale=2), ValueError, "got 'datetime64"),
         (lambda: DenseSpec((), "int64", scale=2, length=True), ValueError, "use only one of them"),
-        (lambda: DenseSpec((), "int64", scale=77), ValueError, "scale must be from -76 to 76; got 77"),
-        (lambda: DenseSpec((), "int64", scale=-77), ValueError, "scale must be from -76 to 76; got -77"),
+        (lambda: DenseSpec((), "int64", scale=77), ValueError, "scale must be between -76 and 76; got 77"),
+        (lambda: DenseSpec((), "int64", scale=-77), ValueError, "scale must be between -76 and 76; got -77"),
         (lambda: DenseSpec((), "int64", scale=2.0), TypeError, "scale must be a number of decimal places; got 2.0"),
         (lambda: DenseSpec((), "int64", scale=True), TypeError, "scale must be a number of decimal places; got True"),
     ]:

@@ -17,7 +17,7 @@ def flag(name: str, value: Any) -> bool:
         TypeError: If the value isn't a bool. Truthiness is not used because `"no"` would be true.
     """
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} is True or False, not {shown(value)}")
+        raise TypeError(f"{name} must be True or False; got {shown(value)}")
     return bool(value)
 
 
@@ -36,9 +36,7 @@ def names(name: str, values: Any) -> list[str]:
     found = list(values)
     for place, value in enumerate(found):
         if not isinstance(value, str):
-            raise TypeError(
-                f"{name} must be a list of strings; the element at index {place} is {shown(value)}, not a string"
-            )
+            raise TypeError(f"{name} must be a list of strings; got {shown(value)} at index {place}")
     return [str(value) for value in found]
 
 

@@ -295,12 +295,11 @@ def integer(name: str, value: SupportsIndex) -> int:
         TypeError: If the value isn't an integer, or if it is a bool.
     """
     if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} is an integer, not a bool")
+        raise TypeError(f"{name} must be an integer; got {shown(value)}")
     try:
         return operator.index(value)
     except TypeError:
-        kind = type(value).__name__
-        raise TypeError(f"{name} is an integer, not {kind}: {shown(value)}") from None
+        raise TypeError(f"{name} must be an integer; got {shown(value)}") from None
 
 
 def seed_of(seed: SupportsIndex | None) -> int:
@@ -323,5 +322,5 @@ def within(name: str, value: SupportsIndex, least: int, most: int) -> int:
     """
     number = integer(name, value)
     if not least <= number <= most:
-        raise ValueError(f"{name} is between {least} and {most}, not {number}")
+        raise ValueError(f"{name} must be between {least} and {most}; got {number}")
     return number

@@ -245,7 +245,7 @@ def _integer(name: str, given: SupportsIndex, least: int) -> int:
     except TypeError:
         raise TypeError(f"{name} must be an integer; got {shown(given)}") from None
     if isinstance(given, bool) or not least <= number < 2**31:
-        raise ValueError(f"{name} must be an integer from {least} to 2147483647; got {shown(given)}")
+        raise ValueError(f"{name} must be between {least} and 2147483647; got {shown(given)}")
     return number
 
 

@@ -402,7 +402,7 @@ def _scale(scale: Any, dtype: str) -> int:
     except TypeError:
         raise TypeError(f"scale must be a number of decimal places; got {shown(scale)}") from None
     if not -_MOST_SCALE <= number <= _MOST_SCALE:
-        raise ValueError(f"scale must be from {-_MOST_SCALE} to {_MOST_SCALE}; got {number}")
+        raise ValueError(f"scale must be between {-_MOST_SCALE} and {_MOST_SCALE}; got {number}")
     if "int" not in dtype:
         raise ValueError(f"scale={number} stores decimals as integers: dtype must be an integer type; got {dtype!r}")
     return number

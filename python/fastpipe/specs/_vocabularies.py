@@ -363,7 +363,7 @@ def _count(what: str, value: Any, most: int, least: int = 1) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{what} must be an integer; got {shown(value)}")
     if not least <= value <= most:
-        raise ValueError(f"{what} must be from {least} to {most}; got {value}")
+        raise ValueError(f"{what} must be between {least} and {most}; got {value}")
     return int(value)
 
 
