@@ -95,7 +95,7 @@ def test_other_calls_name_the_argument(path: str) -> None:
     held_out = fastpipe.HeldOut(np.array([0]), np.array([3]))
     for call, match in (
         (lambda: fastpipe.infer_features(path, columns=[1]), "columns must be a list of"),
-        (lambda: fastpipe.AvroFile(3), "path must be the path of a file, bytes or a binary file object, not 3"),
+        (lambda: fastpipe.AvroFile(3), "path must be the path of a file, bytes or a binary file object; got 3"),
         (lambda: fastpipe.rebatch([], 4, drop_last="no"), "drop_last must be True or False"),
         (lambda: fastpipe.rebatch([], 4, copy=1), "copy must be True or False"),
         (

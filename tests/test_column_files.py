@@ -81,7 +81,7 @@ def test_files_are_found(form: Format, folder: Path, system: str) -> None:
         numbers(form, f"{root}empty", **options)
     assert error.value.path == f"{root}empty"
     for wrong in (3, None, b"a", [3], [b"a"], {"a": 1}.values()):
-        with pytest.raises(TypeError, match=r"source (is|must be) a path"):
+        with pytest.raises(TypeError, match="source must be a path"):
             numbers(form, wrong, **options)
 
 

@@ -187,7 +187,7 @@ def test_unsupported_sources(path: Path) -> None:
     with pytest.raises(fastpipe.MissingFileError):  # A str is a path.
         fastpipe.read_avro(contents().decode("latin-1")[:4], batch_size=1)
     for bad in (3, [3], [None], [b"x", 3.0]):
-        with pytest.raises(TypeError, match="a binary file object or a list of these, not"):
+        with pytest.raises(TypeError, match="a binary file object or a list of these; got"):
             fastpipe.read_avro(bad, batch_size=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="contiguous"):
         fastpipe.read_avro(memoryview(contents())[::2], batch_size=1)

@@ -493,7 +493,7 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     path.write_text("a,b\n" + "\n".join(rows[::-1]) + "\n1,2")
     with pytest.raises(fastpipe.StorageError, match="the file changed"):
         list(batches)
-    with pytest.raises(fastpipe.StateError, match="another reader"):
+    with pytest.raises(fastpipe.StateError, match="cannot resume from this state"):
         fastpipe.read_csv(path, batch_size=100).load_state_dict(state)
     path.write_text("a,b\n" + "\n".join(rows))
     again = fastpipe.read_csv(path, batch_size=100)

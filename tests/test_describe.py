@@ -323,7 +323,7 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"reader": TABLE}, TypeError, "reader is a Reader"),
+        ({"reader": TABLE}, TypeError, "reader must be a fastpipe.Reader"),
         ({"exact_values": 0}, ValueError, "exact_values"),
         ({"rows": "all"}, TypeError, "rows"),
         ({"progress": 1}, TypeError, "progress must be True or False"),

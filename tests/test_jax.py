@@ -635,7 +635,7 @@ def test_arguments_of_other_types_are_named(data: Data) -> None:
         with pytest.raises(TypeError, match=r"sharding must be a jax\.sharding\.Sharding, such as"):
             fastpipe.jax.iterator(reader, sharding=sharding)  # type: ignore[arg-type]
     for other in (data.paths, iter(reader), None):
-        with pytest.raises(TypeError, match="reader is a Reader, as"):
+        with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
             fastpipe.jax.iterator(other)  # type: ignore[arg-type]
 
 

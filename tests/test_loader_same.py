@@ -396,7 +396,7 @@ def test_a_sampler_that_yields_another_order_is_an_error(draw: Any, way: dict[st
     second.load_state_dict(stored(first.state_dict()))
     # Retrying raises the error again instead of restarting the pass.
     for _ in range(2):
-        with pytest.raises(StateError, match=r"sampler yields other indices .* state_dict.*Batch 1 began with \["):
+        with pytest.raises(StateError, match=r"sampler yields different indices .* state_dict.*Batch 1 began with \["):
             iter(second)
 
 
@@ -532,8 +532,8 @@ def test_states_of_other_loaders_are_rejected() -> None:
     next(iter(loader))
     state = loader.state_dict()
     for wrong, said in [
-        ({}, "this is not a state"),
-        (state | {"kind": "rows"}, "this is not a state"),
+        ({}, "this is not the state"),
+        (state | {"kind": "rows"}, "this is not the state"),
         ({"_snapshot": {}}, "torchdata"),
         (state | {"version": 9}, "version 9"),
         (state | {"batch_size": [3, False]}, "batches of"),

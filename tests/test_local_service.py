@@ -175,7 +175,7 @@ def test_errors_of_data_have_the_local_place(tmp_path: Path) -> None:
 def test_wrong_arguments_and_closed_services() -> None:
     with pytest.raises(fastpipe.UnsupportedError, match="let the client make"):
         fastpipe.LocalService(fastpipe.rebatch(read(), 32))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="reader is a Reader"):
+    with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         fastpipe.LocalService([1, 2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout"):
         fastpipe.LocalService(read(), timeout=0)

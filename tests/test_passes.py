@@ -196,7 +196,7 @@ def test_a_reader_has_passes_and_no_further_public_name(data: Data) -> None:
 
 @pytest.mark.parametrize("other", [None, [], {"_passes": 1}, DataLoader([1])])
 def test_other_objects_are_refused(other: object) -> None:
-    with pytest.raises(TypeError, match=f"reader is a Reader, .* not {type(other).__name__}: try another"):
+    with pytest.raises(TypeError, match=f"reader must be a fastpipe.Reader; got {type(other).__name__}: try another"):
         passes_of(other, ": try another")
 
 

@@ -265,7 +265,7 @@ def test_workers_that_ray_cannot_start_yet_are_pending(reader: fastpipe.Reader, 
 @pytest.mark.parametrize(
     ("wrong", "error", "match"),
     [
-        ({"reader": 3}, TypeError, "reader is a Reader"),
+        ({"reader": 3}, TypeError, "reader must be a fastpipe.Reader"),
         ({"consume": 3}, TypeError, "consume must be a function"),
         ({"num_workers": 0}, ValueError, "num_workers must be at least 1; got 0"),
         ({"num_workers": "2"}, TypeError, "integer"),

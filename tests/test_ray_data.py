@@ -136,7 +136,7 @@ def test_unsupported_readers_are_refused() -> None:
         fastpipe.ray.dataset(again)
     with pytest.raises(fastpipe.UnsupportedError, match="pass the underlying reader"):
         fastpipe.ray.dataset(fastpipe.rebatch(numbers(), batch_size=7))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="reader is a Reader"):
+    with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         fastpipe.ray.dataset([1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_blocks must be at least 1"):
         fastpipe.ray.dataset(reader, num_blocks=0)
@@ -214,5 +214,5 @@ def test_shard_requires_a_ray_train_worker() -> None:
         fastpipe.ray.shard(numbers())
     with pytest.raises(fastpipe.UnsupportedError, match="shard the underlying reader"):
         fastpipe.ray.shard(fastpipe.rebatch(numbers(), batch_size=7))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="reader is a Reader"):
+    with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         fastpipe.ray.shard(3)  # type: ignore[arg-type]

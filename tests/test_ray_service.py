@@ -231,7 +231,7 @@ def test_a_limit_of_restarts_is_kept() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "match"),
     [
-        ({"reader": 3}, TypeError, "reader is a Reader"),
+        ({"reader": 3}, TypeError, "reader must be a fastpipe.Reader"),
         ({"reader": {}}, ValueError, "no reader to serve"),
         ({"num_servers": 0}, ValueError, "num_servers must be at least 1; got 0"),
         ({"num_servers": 1.5}, TypeError, "num_servers must be an integer"),

@@ -125,7 +125,7 @@ def test_unsupported_partitions_are_refused(tmp_path: Path) -> None:
         (
             lambda: fastpipe.read_avro(write(tmp_path / "y.avro", [5]), batch_size=1).read_partition(part),
             fastpipe.StateError,
-            "to another dataset than this reader",
+            "does not belong to this reader",
         ),
     ]
     for call, error, message in cases:

@@ -119,7 +119,7 @@ def test_unsupported_data_is_refused(tmp_path: Path) -> None:
         DataIter(source, label="a", columns=[])
     with pytest.raises(ValueError, match="epochs=2, but XGBoost needs exactly one"):
         DataIter(reader(epochs=2), label="y")
-    with pytest.raises(TypeError, match="reader is a Reader"):
+    with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         DataIter([1])  # type: ignore[arg-type]
     broken = fastpipe.read_csv(
         b"a,y\n1,0\nx,1\n", features={"a": DenseSpec((), "int64"), "y": DenseSpec((), "int8")}, batch_size=1

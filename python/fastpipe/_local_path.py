@@ -12,7 +12,9 @@ from fastpipe.errors import UnsupportedError, in_file
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
-def local(item: str | os.PathLike[str], what: str = "source is a path, a glob, a directory or a list of these") -> str:
+def local(
+    item: str | os.PathLike[str], what: str = "source must be a path, a glob, a directory or a list of these"
+) -> str:
     """Returns the path of a local file or folder. Accepts `file://` URLs and paths that begin with `~`.
 
     Args:
@@ -25,7 +27,7 @@ def local(item: str | os.PathLike[str], what: str = "source is a path, a glob, a
     """
     refuse_contents(item)
     if not isinstance(item, str | os.PathLike):
-        raise TypeError(f"{what}, not {shown(item)}")
+        raise TypeError(f"{what}; got {shown(item)}")
     path = os.fsdecode(item)
     if os.path.lexists(path):
         return path
@@ -55,6 +57,6 @@ def refuse_contents(source: object) -> None:
     if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         kind = type(source).__name__
         raise TypeError(
-            f"source is a path, not {kind}: only read_avro, read_csv, infer_features and AvroFile accept open files "
-            "and bytes; write the data to a file"
+            f"source must be a path; got {kind}. Only read_avro, read_csv, infer_features and AvroFile accept open "
+            "files and bytes: write the data to a file"
         )

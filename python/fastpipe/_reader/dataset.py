@@ -25,7 +25,7 @@ class SourceWording(NamedTuple):
     units: str = "units"
     advice: Mapping[str, str] = MappingProxyType({})
     bound: Mapping[str, str] = MappingProxyType({})
-    other_digest: str = "the dataset has other contents"
+    other_digest: str = "the dataset has different contents"
 
 
 class Dataset(Protocol):

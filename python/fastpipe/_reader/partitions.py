@@ -53,7 +53,7 @@ def dataset_part(data: Dataset, ordering: Ordering, partition: Partition) -> Dat
             f"partition must be a fastpipe.Partition; got {type(partition).__name__}. From JSON: Partition(*values)"
         )
     if partition.digest != _digest(data):
-        raise StateError(f"the partition belongs to another dataset than this reader: {data.words.other_digest}")
+        raise StateError(f"the partition does not belong to this reader: {data.words.other_digest}")
     part: Any = _Part(data, partition)
     found: Dataset = part
     return found

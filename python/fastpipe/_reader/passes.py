@@ -368,5 +368,5 @@ def passes_of(reader: object, hint: str = "") -> Passes:
     """
     found = reader if isinstance(reader, Passes) else getattr(reader, "_passes", None)
     if not isinstance(found, Passes):
-        raise TypeError(f"reader is a Reader, as fastpipe.read_avro makes one, not {type(reader).__name__}{hint}")
+        raise TypeError(f"reader must be a fastpipe.Reader; got {type(reader).__name__}{hint}")
     return found

@@ -112,7 +112,7 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
     differing += _other_partitions(saved, here)
     differing += _told(_changed(order, expected), order, expected)
     if differing:
-        raise StateError(f"the state belongs to another reader: {'; '.join(differing)}")
+        raise StateError(f"cannot resume from this state: {'; '.join(differing)}")
     return pass_epoch, progress, seed
 
 

@@ -249,8 +249,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
     def __iter__(self) -> Self:
         if self._ended:
             raise RuntimeError(
-                "the pass of this iterator has ended: make another one, fastpipe.jax.iterator(reader), for the"
-                " next epoch"
+                "the pass of this iterator has ended: call fastpipe.jax.iterator(reader) to read the next epoch"
             )
         return self
 
@@ -330,7 +329,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
 
         Raises:
             StateError: If the state was saved for another dataset, with other arguments or by a later version of
-                fastpipe, or is corrupt. Nothing changes in that case.
+                fastpipe, or is damaged. Nothing changes in that case.
         """
         if isinstance(state, bytes):
             state = _parsed(state)
@@ -400,7 +399,7 @@ def _parsed(state: bytes) -> dict[str, Any]:
         if not isinstance(parsed, dict):
             raise ValueError
     except (RecursionError, ValueError):
-        raise StateError("this is not a state of a reader, or it is corrupt") from None
+        raise StateError("this is not the state of a reader, or it is damaged") from None
     return parsed
 
 

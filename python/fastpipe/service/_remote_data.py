@@ -252,7 +252,7 @@ def parts_of(reader: Reader) -> ReaderParts:
     """
     passes = passes_of(reader)
     if not isinstance(passes, ReaderPasses):
-        raise TypeError(f"fallback must be a Reader of a dataset (see fastpipe.read_avro); got {type(reader).__name__}")
+        raise TypeError(f"fallback must be a fastpipe.Reader; got {type(reader).__name__}")
     return passes.parts
 
 

@@ -318,7 +318,7 @@ def describe(
         (2000, 0.0)
     """
     if not isinstance(reader, Reader):
-        raise TypeError(f"reader is a Reader, as fastpipe.read_avro makes one, not {shown(reader)}")
+        raise TypeError(f"reader must be a fastpipe.Reader; got {shown(reader)}")
     require_datasketches()
     require_pyarrow()
     limit = within("exact_values", exact_values, 1, 2**31)

@@ -182,7 +182,7 @@ impl Vocabulary {
         let damaged = || {
             Error::new(
                 ErrorKind::Malformed,
-                "cannot load the vocabulary: its bytes are corrupt or incomplete",
+                "cannot load the vocabulary: its bytes are damaged or incomplete",
             )
         };
         let mut vocabulary = Vocabulary::with_capacity(0, bytes.len())?;

@@ -31,8 +31,8 @@ _WORDS = SourceWording(
         "records start.",
     },
     bound={"decompressing": "decompression-bound"},
-    other_digest="the dataset has other contents (sync markers or blocks of files), or its files have different "
-    "names or a different order",
+    other_digest="the dataset has different contents (sync markers or blocks), or its files have different names or "
+    "another order",
 )
 
 

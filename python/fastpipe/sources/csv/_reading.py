@@ -139,7 +139,7 @@ _WORDS = SourceWording(
         "indexing": "Rows must be located before they can be picked. Later epochs remember where up to 16 million "
         "rows start.",
     },
-    other_digest="the dataset has other contents, or its files have different names or a different order",
+    other_digest="the dataset has different contents, or its files have different names or another order",
 )
 
 

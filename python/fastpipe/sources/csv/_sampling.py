@@ -394,7 +394,7 @@ def _opened(source: Any) -> tuple[str, Generator[bytes]]:
         return name, pieces(cast("ReadableFile", source), name)
     if not isinstance(source, Iterable):
         raise TypeError(
-            'with method="stream", source must be a path, a binary file object, bytes or an iterable of bytes, not '
+            'with method="stream", source must be a path, a binary file object, bytes or an iterable of bytes; got '
             f"{type(source).__name__}"
         )
     return name, _of_iterable(source)

@@ -84,7 +84,7 @@ def opened(source: Source, suffixes: Suffixes = (".avro",)) -> list[str | Conten
         items = iter(cast("Iterable[Any]", source))
     except TypeError:
         raise TypeError(
-            "source must be a path, a glob, a directory, bytes, a binary file object or a list of these, not "
+            "source must be a path, a glob, a directory, bytes, a binary file object or a list of these; got "
             f"{type(source).__name__}"
         ) from None
     files: list[str | Contents] = []
@@ -118,7 +118,7 @@ def _path(item: object) -> str | os.PathLike[str]:
     if isinstance(item, os.PathLike):
         return item
     raise TypeError(
-        f"source must be a path, a glob, a directory, bytes, a binary file object or a list of these, not {shown(item)}"
+        f"source must be a path, a glob, a directory, bytes, a binary file object or a list of these; got {shown(item)}"
     )
 
 

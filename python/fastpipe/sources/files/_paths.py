@@ -113,7 +113,7 @@ def expand(source: Paths, suffixes: Suffixes = (".avro",)) -> list[str]:
         items = iter(source)
     except TypeError:
         kind = type(source).__name__
-        raise TypeError(f"source must be a path, a glob, a directory or a list of these, not {kind}") from None
+        raise TypeError(f"source must be a path, a glob, a directory or a list of these; got {kind}") from None
     return _some([path for item in items for path in _expand_one(item, suffixes, empty)], empty)
 
 

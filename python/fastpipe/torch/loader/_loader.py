@@ -357,13 +357,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         state = dict(state_dict)
         if state.get("kind") != "items":
             hint = " (torchdata saved it)" if "_snapshot" in state or "_sampler_iter_state" in state else ""
-            raise StateError(f"this is not a state of a fastpipe.torch.DataLoader with a map-style dataset{hint}")
+            raise StateError(f"this is not the state of a fastpipe.torch.DataLoader with a map-style dataset{hint}")
         if state.get("version") != _VERSION:
             raise StateError(f"the state has version {state.get('version')}; this fastpipe reads version {_VERSION}")
         if state["batch_size"] != self._told_batch_size():
             raise StateError(
-                f"cannot resume: the state was saved with batches of {state['batch_size']}; this loader has batches of"
-                f" {self._told_batch_size()} ([batch_size, drop_last])"
+                f"cannot resume from this state: it was saved with batches of {state['batch_size']}; this loader has"
+                f" batches of {self._told_batch_size()} ([batch_size, drop_last])"
             )
         rest = BetweenPasses(self, state["rest"]) if "rest" in state else None
         self._resumed, self._rest, self._loaded = state.get("pass"), rest, state

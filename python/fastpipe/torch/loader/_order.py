@@ -66,7 +66,9 @@ def _stateful_of(sampler: Any) -> Any:
 def _load_sampler(root: Any, state: Any) -> None:
     sampler = _stateful_of(root)
     if sampler is None:
-        raise StateError("cannot resume: the saved sampler has a state_dict, and this loader's sampler doesn't")
+        raise StateError(
+            "cannot resume from this state: the saved sampler has a state_dict, and this loader's sampler doesn't"
+        )
     sampler.load_state_dict(copy.deepcopy(state))
 
 
@@ -92,7 +94,9 @@ class _Generators:
     def decoded(self, states: dict[str, str]) -> dict[str, torch.Tensor]:
         """Returns the generators' states from the encoded states of a loader."""
         if states.keys() != self._all.keys():
-            raise StateError("cannot resume: the saved loader and its samplers have other generators")
+            raise StateError(
+                "cannot resume from this state: the saved loader and its samplers have different generators"
+            )
         return {name: _tensor(text) for name, text in states.items()}
 
 
@@ -189,7 +193,10 @@ class Order:
         self._by_iterator = _is_stateful(self._stateful)
         if resumed is not None and resumed["stateful"] == "iterator":
             if not self._by_iterator:
-                raise StateError("cannot resume: the saved sampler's iterators have a state_dict, this loader's don't")
+                raise StateError(
+                    "cannot resume from this state: the saved sampler's iterators have a state_dict, and this loader's"
+                    " don't"
+                )
             self._stateful.load_state_dict(copy.deepcopy(resumed["sampler"]))
         if not self._by_iterator:
             self._stateful = _stateful_of(self._root)
@@ -240,7 +247,9 @@ class Order:
         if self._seed is None and (self._resumed is not None or not self._draws_seed(sampler)):
             return self._default_put_back("first", lambda: next(self._iterator))
         if not self._draws_seed(sampler):
-            raise StateError("cannot resume: the saved loader shuffles with RandomSampler, and this loader doesn't")
+            raise StateError(
+                "cannot resume from this state: the saved loader shuffles with RandomSampler, and this loader doesn't"
+            )
         if self._seed is None:
             # Draw the seed the way RandomSampler does.
             self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
@@ -313,9 +322,9 @@ class Order:
 
 
 _NOT_REPEATED = (
-    "cannot resume: the sampler yields other indices than before the state was saved. A sampler without state_dict and"
-    " load_state_dict must yield the same indices again. Draw from a torch.Generator that is the sampler's"
-    " attribute `generator`, or add these methods; use the same dataset; and call set_epoch, if it exists, before"
+    "cannot resume from this state: the sampler yields different indices than before the state was saved. A sampler"
+    " without state_dict and load_state_dict must yield the same indices again. Draw from a torch.Generator that is"
+    " the sampler's attribute `generator`, or add these methods; use the same dataset; and call set_epoch, if it exists, before"
     " you resume."
 )
 
