@@ -595,7 +595,7 @@ def test_a_second_loop_over_a_pass_that_has_ended_is_an_error(data: Data) -> Non
     for _ in range(2):
         with pytest.raises(StopIteration):
             next(batches)
-        with pytest.raises(RuntimeError, match=r"make another one, fastpipe\.jax\.iterator"):
+        with pytest.raises(RuntimeError, match=r"call fastpipe\.jax\.iterator\(reader\)"):
             list(batches)
     batches.set_state(state)
     assert ids_by_batch(batches)[1:] == expected

@@ -258,7 +258,7 @@ def sample(
             f"rows={count}{behind} exceeds the {there} rows of the dataset: draw fewer rows, or set replace=True"
         )
     if there == 0:
-        raise ValueError("there are no rows to draw from")
+        raise ValueError("the dataset has no rows to draw from")
     if stratify is not None or weights is not None:
         return _drawn(reader, count, seed, number, stratify, weights, batch_size, replace=again)
     ordering = reader._ordering.sample(count, skipped, None if seed is None else int(seed), replace=again)

@@ -61,7 +61,7 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
     // allocation is small.
     let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
     if index.version != VERSION || !rest.is_empty() {
-        return Err(malformed("it has another version, or bytes after its end"));
+        return Err(malformed("it has another version, or extra bytes at its end"));
     }
     if (index.sync, index.first) != (info.header.sync, info.header.size) {
         return Ok(None);
@@ -91,7 +91,7 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
         blocks.push(block);
     }
     if offset != size {
-        return Err(malformed("its blocks don't fill the file"));
+        return Err(malformed("its blocks don't cover the file"));
     }
     Ok(Some(blocks))
 }

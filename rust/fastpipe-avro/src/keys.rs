@@ -76,11 +76,11 @@ pub(crate) fn entry_fields(schema: &Schema, item: NodeId) -> Result<Vec<EntryFie
 }
 
 /// The error for dropping unknown keys of a column with one key per row.
-pub(crate) const DROPS: &str = "unknown=\"drop\" leaves keys out of bags and arrays, and each row has one key here: unknown=\"bucket\" gives \
-                                keys that the vocabulary lacks an index, unknown=\"error\" refuses them";
+pub(crate) const DROPS: &str = "unknown=\"drop\" leaves keys out of bags and arrays, but each row has one key here: use unknown=\"bucket\" to \
+                                give keys outside of the vocabulary an index, or unknown=\"error\" to reject them";
 
 /// The error for a missing fill value: nulls have no index.
-pub(crate) const FILLS: &str = "nulls=\"fill\" needs the index that stands for a null: fill=0, or another";
+pub(crate) const FILLS: &str = "nulls=\"fill\" requires fill=, the index that stands for a null, such as fill=0";
 
 /// The type of field that a feature with a lookup reads.
 enum Found {

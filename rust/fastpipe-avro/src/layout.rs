@@ -154,7 +154,7 @@ fn check_scale(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) ->
     let given = matches!(feature.nulls, Nulls::Fill(Some(_)))
         || matches!(&feature.request, Request::Dense { pad: Some(_), .. });
     if given && matches!(schema.node(id).logical, Some(Logical::Decimal { .. })) && is_pair(feature, arrays) {
-        let reason = "a fill or pad value is no pair of int64: leave it out, or give nulls=\"mask\"";
+        let reason = "fill= and pad= are not supported for pairs of int64: remove them, or use nulls=\"mask\"";
         return Err(misfit(reason.into()));
     }
     let own = match (schema.ty(id), schema.node(id).logical) {
@@ -163,13 +163,13 @@ fn check_scale(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) ->
         _ => {
             let found = schema.describe(id);
             return Err(misfit(format!(
-                "scale= applies to decimals and integers, but the field's values are of type {found}: leave it out"
+                "scale= requires decimals or integers, but the field's values are of type {found}: remove it"
             )));
         }
     };
     if i64::from(asked) < own {
         return Err(misfit(format!(
-            "the field's decimals have {own} decimal places, and scale={asked} would round them: give scale={own} or more"
+            "the field's values have {own} decimal places, and scale={asked} would round them: use scale={own} or more"
         )));
     }
     Ok(())
@@ -222,7 +222,7 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
         return match trace.end {
             End::Node(id) if matches!(schema.ty(id), Type::Record(_)) && trace.nullable.len() == 1 => Ok(trace),
             End::Node(id) if matches!(schema.ty(id), Type::Record(_)) => Err(misfit(
-                "sparse records inside arrays or maps are not supported; ask for their fields one by one".into(),
+                "sparse records inside arrays or maps are not supported; request their fields separately".into(),
             )),
             _ => Err(misfit(
                 "a SparseSpec needs a record of indices0, indices1, ... and values".into(),

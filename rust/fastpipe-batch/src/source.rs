@@ -228,7 +228,7 @@ pub trait Source: Send + Sync + 'static {
         match self.facts().columns.iter().find(|column| column.is_coo()) {
             None => Ok(None),
             Some(column) => {
-                let reason = "this source supports sparse columns only as coordinates";
+                let reason = "this source supports sparse columns only with layout=\"coo\"";
                 Err(Error::new(ErrorKind::Unsupported, reason).at_feature(&column.name))
             }
         }

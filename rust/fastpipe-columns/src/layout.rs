@@ -304,15 +304,15 @@ fn with_form_of(feature: &Feature, trace: &Trace) -> Result<Feature, Error> {
     }
     if trace.nullable.last() == Some(&true) && matches!(feature.nulls, Nulls::Fill(None)) {
         return Err(misfit(
-            "nulls=\"fill\" needs the index that stands for a null: fill=0, or another".into(),
+            "nulls=\"fill\" requires fill=, the index that stands for a null, such as fill=0".into(),
         ));
     }
     let leaf = Leaf::Fixed(lookup.dtype);
     let request = match trace.dims() {
         0 if lookup.drops() => {
             return Err(misfit(
-                "unknown=\"drop\" leaves keys out of lists, but each row has one key here: unknown=\"bucket\" gives keys \
-                 outside of the vocabulary an index, unknown=\"error\" rejects them"
+                "unknown=\"drop\" leaves keys out of lists, but each row has one key here: use unknown=\"bucket\" to give keys \
+                 outside of the vocabulary an index, or unknown=\"error\" to reject them"
                     .into(),
             ));
         }
@@ -337,7 +337,7 @@ fn check_pair(feature: &Feature) -> Result<(), Error> {
     let given = matches!(feature.nulls, Nulls::Fill(Some(_)))
         || matches!(&feature.request, Request::Dense { pad: Some(_), .. });
     if given {
-        let reason = "a fill or pad value is no pair of int64: leave it out, or give nulls=\"mask\"";
+        let reason = "fill= and pad= are not supported for pairs of int64: remove them, or use nulls=\"mask\"";
         return Err(misfit(reason.into()));
     }
     Ok(())

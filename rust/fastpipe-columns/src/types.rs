@@ -98,12 +98,12 @@ pub(crate) fn scale(ty: &DataType) -> Option<i8> {
 pub(crate) fn fits_scale(ty: &DataType, asked: i8) -> Result<(), String> {
     match scale(ty) {
         Some(own) if own > asked => Err(format!(
-            "the column's values are of scale {own}, and scale={asked} would round them; ask for scale={own} or more"
+            "the column's values have {own} decimal places, and scale={asked} would round them: use scale={own} or more"
         )),
         Some(_) => Ok(()),
         None if *ty == DataType::Null => Ok(()),
         None => Err(format!(
-            "scale= requires decimals or integers, but the column's values are of type {ty}; remove it"
+            "scale= requires decimals or integers, but the column's values are of type {ty}: remove it"
         )),
     }
 }

@@ -254,7 +254,7 @@ impl<'f> Surroundings<'f> {
         self.from = from;
         let found = self.file.read_at(from, &mut self.window)?;
         if found < len {
-            let reason = "the file became shorter while rows were drawn: try again when no program writes to it";
+            let reason = "the file became shorter while rows were drawn: start again when no process writes to it";
             return Err(Error::new(ErrorKind::Storage, reason));
         }
         Ok(())

@@ -91,7 +91,7 @@ impl Index {
     fn parse(bytes: &[u8]) -> Result<Index> {
         let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
         if index.version != VERSION || !rest.is_empty() {
-            return Err(malformed("the index has another version, or other bytes follow it"));
+            return Err(malformed("it has another version, or extra bytes at its end"));
         }
         Ok(index)
     }

@@ -160,8 +160,8 @@ impl RowStream {
         }
         let passed = found.open.unwrap_or(whole);
         if ended && found.open.is_some() {
-            let reason = "a row ends within quotes: the stream is truncated, or a quote is an ordinary character; quote=None reads \
-                          quotes as ordinary characters";
+            let reason = "a row ends within quotes: the stream is cut short, or has a stray quote. quote=None reads quotes as \
+                          ordinary characters";
             return Err(Error::new(ErrorKind::Malformed, reason).at_offset(self.offset + passed as u64));
         }
         self.bytes.drain(..passed);

@@ -233,7 +233,7 @@ impl UnscannedCsv {
             }
             // The rows may be a mix of old and new contents.
             if open.stamp().map_err(at(first))? != file.stamp {
-                let reason = "the file changed while rows were drawn: start again when it no longer changes";
+                let reason = "the file changed while rows were drawn: start again when no process writes to it";
                 return Err(at(first)(Error::new(ErrorKind::Storage, reason)));
             }
         }
@@ -291,7 +291,7 @@ impl UnscannedCsv {
         on_progress: &mut OnProgress<'_, E>,
     ) -> Result<Result<CsvDraw, String>, Halt<E>> {
         if self.span == 0 {
-            return Ok(Err("there are no rows to draw from".to_owned()));
+            return Ok(Err("the dataset has no rows to draw from".to_owned()));
         }
         let key = Key { seed, epoch: 0 };
         let draws = Draws::new(key, Purpose::Bytes, 0);

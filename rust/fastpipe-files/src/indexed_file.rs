@@ -442,7 +442,7 @@ mod tests {
                 *bytes.last_mut().unwrap() ^= 1;
                 std::fs::write(&kept, bytes).unwrap();
             }),
-            ("its blocks don't fill the file", &|| write_index(b"x\x01\x02")),
+            ("its blocks don't cover the file", &|| write_index(b"x\x01\x02")),
             // The entry is valid, but its blocks don't match the file, which the format detects.
             ("it isn't empty", &|| {
                 let mut index = place.format.encode(&plain_header(&path), &blocks).unwrap();

@@ -132,7 +132,7 @@ impl Format for Toy {
         let blocks: Vec<_> = extents.collect();
         match offset == size {
             true => Ok(Some(blocks)),
-            false => Err(malformed("its blocks don't fill the file")),
+            false => Err(malformed("its blocks don't cover the file")),
         }
     }
 

@@ -57,7 +57,7 @@ impl Source for RemoteUnits {
             return Ok(None);
         }
         let Some(columns) = self.csr.clone() else {
-            let reason = "the server supports sparse columns only as coordinates";
+            let reason = "the server supports sparse columns only with layout=\"coo\"";
             return Err(Error::new(ErrorKind::Unsupported, reason));
         };
         Ok(Some(Arc::new(RemoteUnits {

@@ -324,8 +324,8 @@ class Order:
 _NOT_REPEATED = (
     "cannot resume from this state: the sampler yields different indices than before the state was saved. A sampler"
     " without state_dict and load_state_dict must yield the same indices again. Draw from a torch.Generator that is"
-    " the sampler's attribute `generator`, or add these methods; use the same dataset; and call set_epoch, if it exists, before"
-    " you resume."
+    " the sampler's attribute `generator`, or add these methods; use the same dataset; and call set_epoch, if it"
+    " exists, before you resume."
 )
 
 

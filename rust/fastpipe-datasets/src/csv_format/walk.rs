@@ -185,7 +185,7 @@ impl Walk<'_> {
             }
             if found < want {
                 let reason =
-                    "the file became shorter while its rows were located: start again when it no longer changes";
+                    "the file became shorter while its rows were located: start again when no process writes to it";
                 return Err(Error::new(ErrorKind::Storage, reason).at_path(self.file.location()));
             }
             if let Some(newline) = memchr::memchr(b'\n', &window.bytes()[last.min(found)..found]) {
@@ -205,11 +205,11 @@ impl Walk<'_> {
     #[cold]
     fn unclosed(&self, at: u64, whole: bool) -> Error {
         let reason = if whole {
-            "a row ends within quotes: the file is cut short, or has a stray quote. quote=None reads quotes literally"
+            "a row ends within quotes: the file is cut short, or has a stray quote. quote=None reads quotes as ordinary characters"
                 .to_owned()
         } else {
             format!(
-                "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None reads quotes literally"
+                "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None reads quotes as ordinary characters"
             )
         };
         let error = Error::new(if whole { ErrorKind::Malformed } else { ErrorKind::Limit }, reason).at_offset(at);
