@@ -531,4 +531,4 @@ def test_only_pyarrow_objects_need_pyarrow(data: samples.Data) -> None:
         reader.__arrow_c_schema__()
     """
     (out,) = processes.outputs(processes.run(script, data.paths[0]))
-    assert out.splitlines() == ["Arrow data needs pyarrow: pip install 'fastpipe-data[arrow]'", str(sum(range(100)))]
+    assert out.splitlines() == ["Arrow data requires pyarrow: pip install 'fastpipe-data[arrow]'", str(sum(range(100)))]

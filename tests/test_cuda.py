@@ -303,7 +303,7 @@ def test_ranks_of_the_environment(
     assert ids_by_batch(prefetch(data.read(**options), distributed=False)) == ids_by_batch(data.read(**options))
     given = {"rank": 0, "world_size": 3}
     assert ids_by_batch(prefetch(data.read(**options, **given))) == ids_by_batch(data.read(**options, **given))
-    with pytest.raises(ValueError, match="give a seed"):
+    with pytest.raises(ValueError, match="set a seed"):
         prefetch(data.read(batch_size=7, shuffle=True))
 
 
@@ -435,7 +435,7 @@ def test_arguments(data: Data) -> None:
 def test_without_frameworks(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = data.read(batch_size=7)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="needs PyTorch built with CUDA, or CuPy"):
+    with pytest.raises(ImportError, match="requires PyTorch built with CUDA, or CuPy"):
         prefetch(reader)
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "fastpipe.cuda._cupy", raising=False)
@@ -564,7 +564,7 @@ def test_protocols_on_a_gpu(data: Data) -> None:
     assert torch.from_dlpack(batch["id"]).data_ptr() == batch["id"].data_ptr()
     assert next(iter(prefetch(data.read(batch_size=7), "cuda")))["id"].tolist() == list(range(7))
     missing = torch.cuda.device_count()
-    with pytest.raises(fastpipe.DeviceError, match=f"no device cuda:{missing}"):
+    with pytest.raises(fastpipe.DeviceError, match=f"device cuda:{missing} does not exist"):
         prefetch(data.read(batch_size=7), f"cuda:{missing}")
 
 

@@ -110,7 +110,7 @@ def test_devices(data: Data) -> None:
     for device in ("cpu", "cuda:x", 0):
         with pytest.raises(fastpipe.DeviceError, match='device must be a GPU such as "cuda:0"'):
             prefetch(data.read(batch_size=7), device)
-    with pytest.raises(fastpipe.DeviceError, match="no device cuda:2: the machine has 2 GPUs"):
+    with pytest.raises(fastpipe.DeviceError, match="device cuda:2 does not exist: the machine has 2 GPUs"):
         prefetch(data.read(batch_size=7), "cuda:2")
 
 

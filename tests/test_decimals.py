@@ -387,7 +387,7 @@ def test_invalid_pairs(tmp_path: Path) -> None:
     for arguments, match in (
         ({}, "requires scale="),
         ({"values": "float64", "scale": 1}, "doesn't support scale="),
-        ({"values": "pairs", "scale": 1, "fill": 1}, "exclude each other"),
+        ({"values": "pairs", "scale": 1, "fill": 1}, "not both"),
         ({"values": "decimal", "scale": 1}, "values must be"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -306,7 +306,7 @@ def test_incompatible_descriptions_are_not_merged() -> None:
         numbers.merge(other)
     with pytest.raises(TypeError, match="other must be a Description"):
         numbers.merge({})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="there is no description to merge"):
+    with pytest.raises(ValueError, match="merging requires at least one description"):
         fastpipe.Description.merged([])
     assert numbers.to_json() == before
 

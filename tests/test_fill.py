@@ -81,7 +81,7 @@ def test_devices_hold_the_parts_of_a_sample(
         assert device.values.flags[f"{order}_CONTIGUOUS"]
         assert (device.device, device.columns, len(device)) == ("cpu", ["a", "b", "c", "d"], rows)
     assert filled.design_effect is None
-    assert "hidden behind reading" in filled.explain()
+    assert "overlapped with reading" in filled.explain()
     assert not lanes()
 
 
@@ -339,7 +339,7 @@ def test_without_frameworks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="needs PyTorch built with CUDA, or CuPy"):
+    with pytest.raises(ImportError, match="requires PyTorch built with CUDA, or CuPy"):
         fill(path, ["cuda:0"], rows=1)
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "fastpipe.cuda._cupy", raising=False)
@@ -537,7 +537,7 @@ def test_gpus_over_host_memory(path: Path, table: np.ndarray, framework: Any, or
     assert len(train) + len(test) == filled.num_rows
     if framework == "cupy":
         assert filled[0].device == "cuda:1"
-        with pytest.raises(OutOfMemoryError, match=r"cuda:0 has no \d+ bytes in one piece"):
+        with pytest.raises(OutOfMemoryError, match=r"cuda:0 cannot allocate \d+ contiguous bytes"):
             fill(
                 fastpipe.from_arrays({"x": np.zeros(200_000)}, batch_size=10),
                 ["cuda:0"],

@@ -582,7 +582,7 @@ def test_no_item_can_be_drawn_by_popularity() -> None:
         ({"shuffle": False, "shuffle_buffer": 10}, ValueError, "set shuffle=True or remove it"),
         ({"shuffle_buffer": 0}, ValueError, "shuffle_buffer must be between 1"),
         ({"rank": 2, "world_size": 2}, ValueError, "rank must be between 0 and 1"),
-        ({"world_size": 2, "seed": None}, ValueError, "give a seed"),
+        ({"world_size": 2, "seed": None}, ValueError, "set a seed"),
         ({"epochs": 0}, ValueError, "epochs must be between 1"),
         ({"num_threads": 0}, ValueError, "num_threads must be between 1"),
         ({"memory_limit": "much"}, ValueError, "memory_limit must be a number of bytes"),

@@ -853,7 +853,7 @@ PROCESS = """
     try:
         fastpipe.jax.iterator(fastpipe.read_avro(paths, **options))
     except ValueError as error:
-        assert "give a seed" in str(error)
+        assert "set a seed" in str(error)
     else:
         raise AssertionError
     sharding = None

@@ -343,7 +343,7 @@ def test_an_unavailable_database(tmp_path: Path) -> None:
     with pytest.raises(fastpipe.LedgerError, match=r"the ledger postgresql://user@127\.0\.0\.1") as caught:
         reader().lease(nobody, patience=0.2)
     assert "secret" not in str(caught.value)
-    with pytest.raises(fastpipe.MissingFileError, match=r"there is no ledger .*none\.db: reader"):
+    with pytest.raises(fastpipe.MissingFileError, match=r"the ledger .*none\.db does not exist: reader"):
         fastpipe.Ledger(f"sqlite:///{tmp_path}/none.db").status()
     with pytest.raises(fastpipe.LedgerError, match="its folder must exist"):
         reader().lease(f"sqlite:///{tmp_path}/no/folder.db", patience=0.2)

@@ -167,8 +167,8 @@ def test_an_endless_pass(
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"shuffle": True, "world_size": 2}, ValueError, "give a seed"),
-        ({"shuffle": "block", "world_size": 2}, ValueError, "give a seed"),
+        ({"shuffle": True, "world_size": 2}, ValueError, "set a seed"),
+        ({"shuffle": "block", "world_size": 2}, ValueError, "set a seed"),
         ({"shuffle_buffer": 10}, ValueError, "shuffle=True"),
         ({"shuffle": "windows"}, ValueError, "'windows'"),
         ({"shuffle": 1}, ValueError, "got 1"),
@@ -252,14 +252,14 @@ def test_batches_out_of_range_raise_index_errors(data: Data, shuffle: Any) -> No
         with pytest.raises(IndexError, match="an epoch has 6 batches"):
             reader.locate(step, 0)
     for step, slot in ((5, 1), (0, 100)):
-        with pytest.raises(IndexError, match=f"there is no row {slot}"):
+        with pytest.raises(IndexError, match=f"row {slot} does not exist"):
             reader.locate(step, slot)
     with pytest.raises(IndexError, match="an epoch has 0 batches"):
         data.read(shuffle=shuffle, seed=2, batch_size=1000, drop_last=True).batch_at(0)
     for bad in (-1, 2**63):
         with pytest.raises(IndexError, match="an epoch has 6 batches"):
             reader.batch_at(bad)
-    with pytest.raises(IndexError, match="there is no row -1"):
+    with pytest.raises(IndexError, match="row -1 does not exist"):
         reader.locate(0, -1)
     with pytest.raises(ValueError, match="epoch must be between"):
         reader.batch_at(0, epoch=-1)

@@ -411,7 +411,7 @@ def test_rows_are_drawn_by_weight(replace: bool) -> None:
         fastpipe.sample(of_arrays(), 1, weights=[1.0])
     with pytest.raises(ValueError, match="stratify or weights, not both"):
         fastpipe.sample(of_arrays(), 1, weights=weights, stratify=weights)
-    with pytest.raises(fastpipe.SchemaError, match="weights is not a feature of the reader: 'w'"):
+    with pytest.raises(fastpipe.SchemaError, match="weights must be the name of a feature or an array; got 'w'"):
         fastpipe.sample(of_arrays(), 1, weights="w")
 
 

@@ -178,7 +178,7 @@ def test_ranks_share_the_rows(data: samples.Data) -> None:
 
 def test_pipelines_with_different_shuffles_are_refused(data: samples.Data) -> None:
     context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1)
-    with pytest.raises(ValueError, match="give a seed: every process must use the same seed"):
+    with pytest.raises(ValueError, match="set a seed: every process must use the same seed"):
         fptf.dataset(data.read(batch_size=8, shuffle=True), input_context=context)
     fptf.dataset(data.read(batch_size=8, shuffle=True, seed=1), input_context=context)
 

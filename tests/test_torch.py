@@ -305,7 +305,7 @@ def test_ranks_of_the_environment(
     assert [i for batch in ids_by_batch(whole) for i in batch] == list(range(data.total))
     given = adapter.IterableDataset(data.read(batch_size=7, rank=0, world_size=3))
     assert ids_by_batch(given) == ids_by_batch(data.read(batch_size=7, rank=0, world_size=3))
-    with pytest.raises(ValueError, match="give a seed: every process must use the same seed"):
+    with pytest.raises(ValueError, match="set a seed: every process must use the same seed"):
         len(adapter.IterableDataset(data.read(batch_size=7, shuffle=True)))
 
 

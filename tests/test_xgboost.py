@@ -113,9 +113,9 @@ def test_unsupported_data_is_refused(tmp_path: Path) -> None:
     source = fastpipe.read_csv(path, batch_size=1)
     with pytest.raises(fastpipe.SchemaError, match="requires numbers, but 's' is"):
         DataIter(source)
-    with pytest.raises(fastpipe.SchemaError, match="unknown feature 'z'; the reader has 'a', 's'"):
+    with pytest.raises(fastpipe.SchemaError, match="unknown feature 'z'; the features are 'a', 's'"):
         DataIter(source, label="z", columns=["a"])
-    with pytest.raises(ValueError, match="no feature is left"):
+    with pytest.raises(ValueError, match="no columns are left"):
         DataIter(source, label="a", columns=[])
     with pytest.raises(ValueError, match="epochs=2, but XGBoost needs exactly one"):
         DataIter(reader(epochs=2), label="y")

@@ -84,10 +84,10 @@ class DataIter(xgboost.DataIter):
         for name in [*apart, *wanted]:
             if name not in features:
                 there = ", ".join(map(repr, features))
-                raise SchemaError(f"unknown feature {name!r}; the reader has {there}", feature=name)
+                raise SchemaError(f"unknown feature {name!r}; the features are {there}", feature=name)
             _check(name, features[name])
         if not wanted:
-            raise ValueError("no feature is left for the matrix")
+            raise ValueError("no columns are left for the matrix")
         self._wanted = wanted
         self.columns = [column for name in wanted for column in _columns(name, features[name])]
         self._batches: Iterator[dict[str, Any]] | None = None

@@ -58,7 +58,7 @@ def require_pyarrow() -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise ImportError("Arrow data needs pyarrow: pip install 'fastpipe-data[arrow]'") from error
+        raise ImportError("Arrow data requires pyarrow: pip install 'fastpipe-data[arrow]'") from error
     return pyarrow
 
 

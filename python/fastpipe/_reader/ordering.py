@@ -160,7 +160,7 @@ class Ordering:
         buffer = None if shuffle_buffer is None else within("shuffle_buffer", shuffle_buffer, 1, _LARGEST_BUFFER)
         world = within("world_size", world_size, 1, LARGEST_WORLD)
         if seed is None and world > 1 and kind != "sequential":
-            raise ValueError("give a seed: every rank must use the same seed, and a random one differs between ranks")
+            raise ValueError("set a seed: every rank must use the same seed, and a random one differs between ranks")
         if uneven not in ("drop", "pad", "allow"):
             raise ValueError(f'uneven must be "drop", "pad" or "allow"; got {uneven!r}')
         return cls(

@@ -622,7 +622,7 @@ class Reader:
         at, slot = self._step(step), integer("row", row)
         if not 0 <= slot < self._ordering.batch_size:
             raise IndexError(
-                f"there is no row {slot}: rows of a batch are counted from 0 to {self._ordering.batch_size - 1}"
+                f"row {slot} does not exist: rows of a batch are counted from 0 to {self._ordering.batch_size - 1}"
             )
         return self._data.place(*self._order.locate(self._at(epoch), at, slot, self._running.memory_limit))
 
@@ -630,7 +630,7 @@ class Reader:
         at, steps = integer("step", step), self._order.steps
         if not 0 <= at < steps:
             last = f", counted from 0 to {steps - 1}" if steps else ""
-            raise IndexError(f"an epoch has {steps} batches{last}: there is no batch {at}")
+            raise IndexError(f"batch {at} does not exist: an epoch has {steps} batches{last}")
         return at
 
     def _at(self, epoch: SupportsIndex | None) -> int:

@@ -108,7 +108,7 @@ class ReaderPasses(Passes):
 
     def share(self, processes: int, index: int) -> Passes:
         if processes > 1 and self.drawn:
-            raise ValueError("give a seed: every process must use the same seed, and random seeds differ")
+            raise ValueError("set a seed: every process must use the same seed, and random seeds differ")
         share = self.shard(processes, index)
         share.totals.rank = share.rank
         return share

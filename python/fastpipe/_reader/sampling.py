@@ -305,7 +305,7 @@ def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
             raise ValueError(f"{what} must have one value for each of the {there} rows; got shape {values.shape}")
         return values
     if given not in reader.features:
-        raise SchemaError(f"{what} is not a feature of the reader: {given!r}", feature=given)
+        raise SchemaError(f"{what} must be the name of a feature or an array; got {given!r}", feature=given)
     parts = []
     plain = Ordering.checked(batch_size=1 << 16)
     with Reader(reader._data, **(reader._options() | {"ordering": plain, "epochs": 1})) as all_rows:

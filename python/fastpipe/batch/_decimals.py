@@ -53,7 +53,7 @@ def DecimalSpec(
         has = "doesn't support scale=" if values == "float64" else "requires scale=, the number of decimal places"
         raise ValueError(f'values="{values}" {has}')
     if values == "pairs" and fill is not None:
-        raise ValueError('values="pairs" and fill exclude each other; nulls="mask" marks nulls')
+        raise ValueError('pass either values="pairs" or fill, not both; nulls="mask" marks nulls')
     whole = (*shape, 2) if values == "pairs" else tuple(shape)
     kind = RaggedSpec if None in whole else DenseSpec
     dtype = "float64" if values == "float64" else "int64"

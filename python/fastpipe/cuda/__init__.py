@@ -137,8 +137,8 @@ def _installed() -> str:
         if importlib.util.find_spec(name) is not None:
             return name
     raise ImportError(
-        "fastpipe.cuda needs PyTorch built with CUDA, or CuPy: pip install 'fastpipe-data[torch]', or cupy-cuda13x for"
-        " CUDA 13. Without a GPU, fastpipe.torch and the reader itself need neither"
+        "fastpipe.cuda requires PyTorch built with CUDA, or CuPy: pip install 'fastpipe-data[torch]', or cupy-cuda13x"
+        " for CUDA 13. Without a GPU, fastpipe.torch and the reader itself need neither"
     )
 
 
@@ -150,7 +150,7 @@ def _with_torch(
         from fastpipe._interop.tensors import Forms
         from fastpipe.cuda._torch import TorchEngine
     except ImportError as error:
-        raise ImportError("fastpipe.cuda needs PyTorch for this: pip install 'fastpipe-data[torch]'") from error
+        raise ImportError("fastpipe.cuda requires PyTorch for this: pip install 'fastpipe-data[torch]'") from error
     if distributed and passes.world_size == 1:
         rank, ranks, origin = world()
         if ranks > 1:
@@ -165,7 +165,7 @@ def _with_cupy() -> Callable[[Any], _Engine]:
     try:
         from fastpipe.cuda._cupy import CupyEngine
     except ImportError as error:
-        raise ImportError("fastpipe.cuda needs CuPy for this: pip install cupy-cuda13x, for CUDA 13") from error
+        raise ImportError("fastpipe.cuda requires CuPy for this: pip install cupy-cuda13x, for CUDA 13") from error
     return CupyEngine
 
 

@@ -38,7 +38,7 @@ def gpu(device: Any) -> int:
         raise DeviceError(f"CuPy finds no GPU here, or no driver that works with it: {error}") from None
     found = int(index) if index else cupy.cuda.Device().id
     if found >= count:
-        raise DeviceError(f"there is no device cuda:{found}: the machine has {count} GPUs")
+        raise DeviceError(f"device cuda:{found} does not exist: the machine has {count} GPUs")
     return int(found)
 
 
@@ -79,7 +79,7 @@ class CupyDevice:
                 self._memory = cupy.cuda.alloc(nbytes)
             except cupy.cuda.memory.OutOfMemoryError as error:
                 raise OutOfMemoryError(
-                    f"{self.name} has no {nbytes} bytes in one piece: reduce occupancy or rows ({error})"
+                    f"{self.name} cannot allocate {nbytes} contiguous bytes: reduce occupancy or rows ({error})"
                 ) from error
         # Other streams may still use memory from the pool.
         self.settle()

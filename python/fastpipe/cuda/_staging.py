@@ -257,7 +257,7 @@ class _Belt:
     def take(self) -> tuple[Any, Any]:
         """Returns the next batch when it is available."""
         if self._process != os.getpid():
-            raise PassClosedError("the pass was started by another process: iter() starts one in this process")
+            raise PassClosedError("the pass was started by another process; call iter() to start one in this process")
         slot = self._next()
         try:
             return self._hand_out(slot), slot.note

@@ -44,7 +44,7 @@ def gpu(device: Any) -> torch.device:
     # According to its type, the index can't be None, but it can.
     index = torch.cuda.current_device() if found.index is None else found.index  # type: ignore[redundant-expr]
     if index >= torch.cuda.device_count():
-        raise DeviceError(f"there is no device cuda:{index}: the machine has {torch.cuda.device_count()} GPUs")
+        raise DeviceError(f"device cuda:{index} does not exist: the machine has {torch.cuda.device_count()} GPUs")
     return torch.device("cuda", index)
 
 
@@ -93,7 +93,7 @@ class TorchDevice:
             self._memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
-                f"{self.name} has no {nbytes} bytes in one piece: reduce occupancy or rows ({error})"
+                f"{self.name} cannot allocate {nbytes} contiguous bytes: reduce occupancy or rows ({error})"
             ) from error
         # Other streams may still use memory from the cache.
         self.settle()

@@ -63,7 +63,9 @@ class Sqlite(Database):
 
     def connect(self, *, create: bool) -> SqliteConnection:
         if not create and not os.path.exists(self.path):
-            raise MissingFileError(f"there is no ledger {self.path}: reader.lease(...) creates one", path=self.path)
+            raise MissingFileError(
+                f"the ledger {self.path} does not exist: reader.lease(...) creates one", path=self.path
+            )
         if not os.path.isdir(os.path.dirname(self.path)):
             # Raise now instead of retrying: SQLite reports the same code when too many files are open, which is
             # transient.

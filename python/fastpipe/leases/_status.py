@@ -101,7 +101,7 @@ class LedgerStatus:
                 f"done ({share:.1%}), {epoch.leased:,} leased, {epoch.free:,} free"
             )
         if not self.epochs:
-            lines.append(f"job {clean(self.job)}: no worker has begun")
+            lines.append(f"job {clean(self.job)}: no worker has joined yet")
         if self.finished:
             lines.append("finished")
         elif self.rate:

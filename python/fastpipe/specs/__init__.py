@@ -66,7 +66,7 @@ class Spec:
             raise ValueError(f'nulls must be "error", "mask" or "fill"; got {self.nulls!r}')
         if self.fill is not None:
             if self.nulls == "mask":
-                raise ValueError('fill= and nulls="mask" exclude each other')
+                raise ValueError('pass either fill= or nulls="mask", not both')
             self._set("fill", _fit("fill", self.fill, dtype))
             self._set("nulls", "fill")
         if self.scale is not None:

@@ -93,7 +93,7 @@ class Description(Mapping[str, FeatureStatistics]):
             else:
                 found.merge(each)
         if found is None:
-            raise ValueError("there is no description to merge")
+            raise ValueError("merging requires at least one description")
         return found
 
     def to_json(self) -> str:

@@ -48,7 +48,7 @@ try:
     from fastpipe.torch._worker_epochs import ASKED_AHEAD, EpochLogFile, Joiner, Version
     from fastpipe.torch.loader import DataLoader, item_rng, worker_info
 except ImportError as error:
-    raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error
+    raise ImportError("fastpipe.torch requires PyTorch: pip install 'fastpipe-data[torch]'") from error
 
 __all__ = [
     "Bag",

@@ -116,8 +116,8 @@ fn find<'s>(root: &'s NullableType, path: &str) -> Result<(&'s NullableType, boo
         let Some((_, found)) = fields.iter().find(|(field, _)| field == name) else {
             let names: Vec<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
             let reason = match &target.ty {
-                Type::Record(_) => format!("there is no field '{name}', but {}", names.join(", ")),
-                _ => format!("there is no field '{name}' in a value that isn't a record: name the whole column"),
+                Type::Record(_) => format!("unknown field '{name}'; the fields are {}", names.join(", ")),
+                _ => format!("unknown field '{name}': the value isn't a record, so name the whole column"),
             };
             return Err(Error::new(ErrorKind::Schema, reason).at_feature(path));
         };

@@ -159,7 +159,7 @@ fn no_field(fields: &[Field], named: &str, rest: &str) -> Error {
     } else {
         format!("'{named}'")
     };
-    misfit(format!("{whose} has no field '{name}', but {}{meant}", list(&names)))
+    misfit(format!("{whose} has no field '{name}'; it has {}{meant}", list(&names)))
 }
 
 /// Resolves the path of a feature.
@@ -271,7 +271,7 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
                     .filter(|n| !n.is_empty())
                 {
                     return Err(misfit(format!(
-                        "the schema has no field '{name}' there: {} has no fields",
+                        "field '{name}' does not exist: {} has no fields",
                         schema.describe(id)
                     )));
                 }

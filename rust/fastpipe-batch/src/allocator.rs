@@ -28,8 +28,12 @@ pub struct SharedSlabs(pub Arc<Lender>);
 
 impl SlabAllocator for SharedSlabs {
     fn allocate(&self, bytes: usize) -> Result<Region, Error> {
-        let refused =
-            |refused: Refused| Error::new(ErrorKind::OutOfMemory, format!("no memory for a batch: {refused}"));
+        let refused = |refused: Refused| {
+            Error::new(
+                ErrorKind::OutOfMemory,
+                format!("out of memory: could not allocate a batch: {refused}"),
+            )
+        };
         let piece = self.0.take(bytes).map_err(refused)?;
         // Keep enough free memory for two blocks of this size.
         self.0.keep_at_least(bytes.saturating_mul(2));

@@ -84,7 +84,7 @@ impl Stream {
     /// can't be mistaken for the end of the data.
     pub fn poll(&self, wait: Duration) -> Result<Poll> {
         if self.process != std::process::id() {
-            let reason = "the pass was started by another process and cannot be used in this one; call iter(reader) to start one";
+            let reason = "the pass was started by another process; call iter(reader) to start one in this process";
             return Err(Error::new(ErrorKind::Closed, reason));
         }
         // A caller may keep the pass alive through its error, for example in a traceback. Only the error is kept then.

@@ -207,7 +207,7 @@ impl Feed {
     /// another process.
     pub fn poll(&self, wait: Duration) -> Result<Poll> {
         if !self.is_ours() {
-            let reason = "the pass was started by another process; start one here with iter(reader)";
+            let reason = "the pass was started by another process; call iter(reader) to start one in this process";
             return Err(Error::new(ErrorKind::Closed, reason));
         }
         let now = Instant::now();

@@ -89,7 +89,7 @@ class HostDevice:
         try:
             self._memory = aligned((nbytes,), np.uint8)
         except MemoryError as error:
-            raise OutOfMemoryError(f"the system has no {nbytes} bytes for the rows of a device") from error
+            raise OutOfMemoryError(f"could not allocate {nbytes} bytes for the rows of a device") from error
 
     def copy(self, pieces: Sequence[Piece]) -> None:
         """Copies pieces. NumPy releases the GIL while copying."""

@@ -128,7 +128,7 @@ class Fill(Sequence[Filled]):
         each = "\n".join(f"  {queue.device.name}: {queue.copying:.2f} s of copying" for queue in self._queues)
         return (
             f"{nbytes / 1e6:,.1f} MB in {self._seconds:.2f} s, {nbytes / self._seconds / 1e6:,.0f} MB/s\n{each}\n"
-            f"  {hidden:.0%} of copying was hidden behind reading; reading waited {waited:.2f} s for it\n{limit}"
+            f"  {hidden:.0%} of copying overlapped with reading; reading waited {waited:.2f} s for it\n{limit}"
         )
 
     def __repr__(self) -> str:
@@ -383,8 +383,8 @@ def _gpu_device(device: Any, framework: str | None) -> Device:
     chosen = framework or next((name for name in ("torch", "cupy") if find_spec(name) is not None), None)
     if chosen is None:
         raise ImportError(
-            f"{device} needs PyTorch built with CUDA, or CuPy: pip install 'fastpipe-data[torch]', or cupy-cuda13x for"
-            ' CUDA 13. devices=["cpu"] needs neither'
+            f"{device} requires PyTorch built with CUDA, or CuPy: pip install 'fastpipe-data[torch]', or cupy-cuda13x"
+            ' for CUDA 13. devices=["cpu"] needs neither'
         )
     try:
         if chosen == "torch":

@@ -100,7 +100,7 @@ class TransferQueue:
         if self._error is not None:
             raise self._error
         if self._sent != self._shape[0]:
-            raise RuntimeError(f"{self._sent} of {self._shape[0]} rows were put into {self.device.name}")
+            raise RuntimeError(f"{self._sent} of {self._shape[0]} rows were copied to {self.device.name}")
 
     def close(self) -> None:
         """Ends the thread, whether all rows were sent or not."""

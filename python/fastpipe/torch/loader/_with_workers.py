@@ -218,7 +218,9 @@ class WithWorkers(Pass):
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise PassClosedError("this pass belongs to the parent process: iter(loader) starts one in this process")
+            raise PassClosedError(
+                "the pass was started by another process; call iter(loader) to start one in this process"
+            )
 
     def _give_up(self) -> None:
         """Cancels the begun batches and waits until no worker uses them."""

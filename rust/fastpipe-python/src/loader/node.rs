@@ -191,6 +191,6 @@ fn leaf(kind: &str, node: &Bound<'_, PyAny>) -> PyResult<Leaf> {
         "text" => Leaf::Text,
         "bytes" => Leaf::Bytes,
         "object" => Leaf::Object,
-        other => return Err(PyValueError::new_err(format!("{other:?} is not a kind of part"))),
+        other => return Err(PyValueError::new_err(format!("unknown kind of part {other:?}"))),
     })
 }

@@ -175,7 +175,7 @@ impl Order {
                 let mut cursor = self.resumed(py, &progress.into(), memory_limit)?;
                 if last >= cursor.left() {
                     let reason = format!(
-                        "{} batches are left of the epoch, there is no batch {last}",
+                        "batch {last} does not exist: {} batches of the epoch are left",
                         cursor.left()
                     );
                     return Err(PyIndexError::new_err(reason));
@@ -203,7 +203,7 @@ impl Order {
     ) -> PyResult<(u64, u32)> {
         let plan = self.plan(py, epoch, step, memory_limit)?;
         plan.content.at(row).ok_or_else(|| {
-            let reason = format!("batch {step} has {} rows, there is no row {row}", plan.rows);
+            let reason = format!("row {row} does not exist: batch {step} has {} rows", plan.rows);
             PyIndexError::new_err(reason)
         })
     }
@@ -248,7 +248,7 @@ impl Order {
         if step < steps {
             return Ok(());
         }
-        let reason = format!("an epoch has {steps} batches, there is no batch {step}");
+        let reason = format!("batch {step} does not exist: an epoch has {steps} batches");
         Err(PyIndexError::new_err(reason))
     }
 

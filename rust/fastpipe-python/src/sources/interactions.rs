@@ -177,9 +177,8 @@ impl InteractionsDataset {
         first: (u32, u64),
     ) -> PyResult<PyClassInitializer<Self>> {
         let positives = positives.get();
-        let dtype = |name: &str| {
-            DType::from_name(name).ok_or_else(|| PyValueError::new_err(format!("{name:?} is not a dtype of a column")))
-        };
+        let dtype =
+            |name: &str| DType::from_name(name).ok_or_else(|| PyValueError::new_err(format!("unknown dtype {name:?}")));
         let settings = Settings {
             item_dtype: dtype(&dtypes[0])?,
             label_dtype: dtype(&dtypes[1])?,
@@ -206,7 +205,8 @@ impl InteractionsDataset {
     /// last element is 0 for the positive itself, or the index of its negative, from 1.
     fn place_of(&self, unit: u64, record: u32) -> PyResult<(u64, u32, u64, u32)> {
         let place = self.source.place_of(unit, record);
-        let place = place.ok_or_else(|| PyIndexError::new_err(format!("there is no row {record} in shard {unit}")))?;
+        let place =
+            place.ok_or_else(|| PyIndexError::new_err(format!("row {record} does not exist in shard {unit}")))?;
         Ok((place.shard, place.user, place.positive, place.draw))
     }
 }

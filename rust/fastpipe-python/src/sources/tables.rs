@@ -58,7 +58,7 @@ impl TableDataset {
     /// Returns the row index of a record in a unit.
     fn row_of(&self, unit: u64, record: u32) -> PyResult<u64> {
         let row = self.source.row_of(unit, record);
-        row.ok_or_else(|| PyIndexError::new_err(format!("there is no row {record} in unit {unit}")))
+        row.ok_or_else(|| PyIndexError::new_err(format!("row {record} does not exist in unit {unit}")))
     }
 
     /// Returns a 16-byte digest of the table's columns and some of its rows.

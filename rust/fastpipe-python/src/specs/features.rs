@@ -32,7 +32,7 @@ fn leaf(name: &str) -> PyResult<Leaf> {
         "bytes" => Ok(Leaf::Bytes { utf8: false }),
         _ => DType::from_name(name)
             .map(Leaf::Fixed)
-            .ok_or_else(|| PyValueError::new_err(format!("{name:?} is not a dtype of a feature"))),
+            .ok_or_else(|| PyValueError::new_err(format!("unknown dtype {name:?}"))),
     }
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
             },
             check_indices,
         },
-        _ => return Err(PyValueError::new_err(format!("{kind:?} is not a kind of spec"))),
+        _ => return Err(PyValueError::new_err(format!("unknown kind of spec {kind:?}"))),
     };
     let nulls = match nulls.as_str() {
         "mask" => Nulls::Mask,

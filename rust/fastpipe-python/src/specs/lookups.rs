@@ -71,7 +71,7 @@ impl Vocabulary {
                 }
             };
             if let Some(before) = table.push(&bytes_of(&key, place)?, index).py(py)? {
-                let reason = format!("the key {key:?} is there twice, with the indices {before} and {index}");
+                let reason = format!("the key {key:?} occurs twice, with the indices {before} and {index}");
                 return Err(PyValueError::new_err(reason));
             }
         }
@@ -145,7 +145,7 @@ pub(crate) type LoweredLookup<'py> = (
 pub(crate) fn feature(name: String, mut lowered: Lowered<'_>, lookup: LoweredLookup<'_>) -> PyResult<Feature> {
     let (vocabulary, unknown, buckets, seed, separator, values, layout) = lookup;
     let number = |name: &str| {
-        let reason = || PyValueError::new_err(format!("{name:?} is not a dtype of indices or values"));
+        let reason = || PyValueError::new_err(format!("unknown dtype {name:?} of indices or values"));
         DType::from_name(name).ok_or_else(reason)
     };
     let unknown = match unknown.as_str() {
