@@ -110,7 +110,7 @@ def test_unlent_batches_are_not_borrowed() -> None:
     assert slabs.file is not None
     arena = _fastpipe.SharedArena(slabs.file)
     for piece in ((0, 1), (64, 1), (4096, 1), (2**62, 2**62), (4096 + 64, 1)):
-        with pytest.raises(ValueError, match="was not lent"):
+        with pytest.raises(ValueError, match="was not shared"):
             arena.borrow([piece])
     passes = fastpipe.from_arrays({"x": np.arange(1000)}, batch_size=100)._passes
     batch = next(passes.start(passes.shared_memory(slabs, 2)).batches)

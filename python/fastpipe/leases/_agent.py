@@ -77,7 +77,7 @@ class Lease:
         """Records that a batch was used. If it is interrupted, the record is either complete or absent."""
         if step > self.used:
             if step > self.committed:
-                raise AssertionError("internal error: batches of a lease must be used in order")
+                raise AssertionError("internal error: batches of a lease must be used in order; please report it")
             # The worker skipped batches that the other holder has committed.
             self.rows.extend([_NOT_USED] * (step - self.used))
         self.rows.append(rows)

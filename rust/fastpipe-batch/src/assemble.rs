@@ -246,7 +246,10 @@ impl Order {
 
 #[cold]
 fn lost() -> Error {
-    Error::new(ErrorKind::Internal, "no task wrote one of the rows of a batch")
+    Error::new(
+        ErrorKind::Internal,
+        "internal error: no task wrote one of the rows of a batch; please report it",
+    )
 }
 
 #[cfg(test)]

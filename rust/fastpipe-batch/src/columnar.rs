@@ -90,7 +90,7 @@ impl ColumnarRows<'_, '_> {
         if self.failed || !self.asked.iter().all(|&asked| asked) {
             return Err(Error::new(
                 ErrorKind::Internal,
-                "a source left a part of some rows unwritten",
+                "internal error: a source left a part of some rows unwritten; please report it",
             ));
         }
         self.sink.end_by_part(self.slots.len());

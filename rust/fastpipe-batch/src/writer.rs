@@ -44,7 +44,7 @@ impl From<Overflow> for Error {
         match overflow {
             Overflow::Row => Error::new(
                 ErrorKind::Internal,
-                "a source wrote more values to a row than its columns hold",
+                "internal error: a source wrote more values to a row than its columns hold; please report it",
             ),
             Overflow::Memory => Error::new(
                 ErrorKind::OutOfMemory,

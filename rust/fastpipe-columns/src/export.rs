@@ -69,7 +69,12 @@ fn decimal_type(dtype: DType, scale: i8) -> Option<DataType> {
 
 fn leaf_type(leaf: Leaf, scale: Option<i8>) -> Result<DataType> {
     if let (Leaf::Fixed(dtype), Some(scale)) = (leaf, scale) {
-        let none = || Error::new(ErrorKind::Internal, format!("{dtype} cannot represent decimals"));
+        let none = || {
+            Error::new(
+                ErrorKind::Internal,
+                format!("internal error: {dtype} cannot represent decimals; please report it"),
+            )
+        };
         return decimal_type(dtype, scale).ok_or_else(none);
     }
     match leaf {
@@ -144,7 +149,7 @@ pub fn to_record_batch(
     batch.map_err(|error| {
         Error::new(
             ErrorKind::Internal,
-            format!("a batch doesn't fit its Arrow schema: {error}"),
+            format!("internal error: a batch doesn't fit its Arrow schema: {error}; please report it"),
         )
     })
 }
@@ -167,7 +172,10 @@ fn array(
 
 #[cold]
 fn unfit(what: &str) -> Error {
-    Error::new(ErrorKind::Internal, format!("{what} of a batch are inconsistent"))
+    Error::new(
+        ErrorKind::Internal,
+        format!("internal error: {what} of a batch are inconsistent; please report it"),
+    )
 }
 
 /// Checks that the numbers are offsets, which begin with 0 and end with `end`. Returns the number of ranges.

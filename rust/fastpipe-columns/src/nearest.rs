@@ -30,7 +30,7 @@ pub(crate) fn nearest(array: &ArrayRef, to: DType) -> Result<Buffer, Error> {
         }
         ref other => Err(Error::new(
             ErrorKind::Internal,
-            format!("expected a column of decimals, found {other}"),
+            format!("internal error: expected a column of decimals, found {other}; please report it"),
         )),
     }
 }
@@ -72,7 +72,9 @@ where
         }
         other => Err(Error::new(
             ErrorKind::Internal,
-            format!("cannot convert decimals to {other}, which is not a floating-point type"),
+            format!(
+                "internal error: cannot convert decimals to {other}, which is not a floating-point type; please report it"
+            ),
         )),
     }
 }

@@ -475,6 +475,6 @@ fn dimensions(shape: &[usize]) -> Result<Vec<i64>, Failure> {
 fn fault() -> Failure {
     Failure::new(
         Code::Internal,
-        "internal error: a batch doesn't match the spec of its element; please report this",
+        "internal error: a batch doesn't match its element's spec; please report it",
     )
 }

@@ -41,7 +41,7 @@ pub(super) unsafe fn guarded(context: *mut Context, work: impl FnOnce(&Registere
     let panicked = |_| {
         Err(Failure::new(
             Code::Internal,
-            "internal error: a kernel panicked; please report this",
+            "internal error: a kernel panicked; please report it",
         ))
     };
     if let Err(failure) = catch_unwind(AssertUnwindSafe(|| work(registered))).unwrap_or_else(panicked) {

@@ -91,7 +91,7 @@ pub fn read_pieces(bytes: &[u8]) -> Result<Vec<(usize, usize)>> {
     let pieces = pieces
         .collect::<Option<_>>()
         .filter(|_| rest.is_empty() && odd.is_empty());
-    pieces.ok_or_else(|| Error::new(ErrorKind::Malformed, "the list of lent memory blocks can't be read"))
+    pieces.ok_or_else(|| Error::new(ErrorKind::Malformed, "the list of shared memory blocks can't be read"))
 }
 
 /// Lends batches to another process. Returns the encoded headers, and the offset and length of each memory block in the
@@ -115,7 +115,12 @@ pub fn lend(batches: Vec<Batch>, lender: &Arc<Lender>) -> Result<(Vec<u8>, Vec<u
 fn lend_slab(lender: &Arc<Lender>, slab: &Slab) -> Result<usize> {
     let memory = lender.arena().memory();
     let all = memory.start().addr().get()..memory.start().addr().get() + memory.len();
-    let nothing = || Error::new(ErrorKind::Internal, "a block of memory can't be lent");
+    let nothing = || {
+        Error::new(
+            ErrorKind::Internal,
+            "internal error: a block of memory can't be shared; please report it",
+        )
+    };
     if all.contains(&slab.as_ptr().addr()) {
         let offset = NonNull::new(slab.as_ptr()).and_then(|start| lender.lend(start));
         slab.detach();

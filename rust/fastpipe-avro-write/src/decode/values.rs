@@ -197,7 +197,12 @@ impl Values {
                 }
                 *count += 1;
             }
-            _ => return Err(Error::new(ErrorKind::Internal, "values of another type were expected")),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "internal error: values of another type were expected; please report it",
+                ));
+            }
         }
         Ok(())
     }
@@ -234,7 +239,12 @@ impl Values {
                 }
                 *count += 1;
             }
-            _ => return Err(Error::new(ErrorKind::Internal, "values of another type were expected")),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "internal error: values of another type were expected; please report it",
+                ));
+            }
         }
         Ok(())
     }

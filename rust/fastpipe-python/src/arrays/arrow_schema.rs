@@ -30,7 +30,10 @@ pub(crate) fn schema_of(
 }
 
 fn unexported(error: &ArrowError) -> Error {
-    Error::new(ErrorKind::Internal, format!("Arrow data can't be exported: {error}"))
+    Error::new(
+        ErrorKind::Internal,
+        format!("internal error: Arrow data can't be exported: {error}; please report it"),
+    )
 }
 
 pub(crate) fn schema_capsule<'py>(py: Python<'py>, schema: &SchemaRef) -> PyResult<Bound<'py, PyCapsule>> {

@@ -118,7 +118,7 @@ impl<'py> Fresh<'py> {
             .try_fold(dtype.itemsize(), |len, &size| len.checked_mul(size));
         if len != Some(slab.len()) {
             return Err(PyValueError::new_err(
-                "internal error: the memory of an array has the wrong size",
+                "internal error: the memory of an array has the wrong size; please report it",
             ));
         }
         let start = slab.as_ptr();

@@ -30,8 +30,9 @@ impl SharedArena {
     /// is freed.
     fn borrow(&self, pieces: Vec<(usize, usize)>) -> PyResult<BorrowedMemory> {
         let borrowed = pieces.into_iter().map(|(offset, len)| {
-            Borrowed::new(&self.arena, offset, len)
-                .ok_or_else(|| PyValueError::new_err("internal error: a batch is in memory that was not lent"))
+            Borrowed::new(&self.arena, offset, len).ok_or_else(|| {
+                PyValueError::new_err("internal error: a batch is in memory that was not shared; please report it")
+            })
         });
         Ok(BorrowedMemory {
             pieces: borrowed.collect::<PyResult<_>>()?,
@@ -80,7 +81,9 @@ impl BorrowedMemory {
         start: usize,
         len: usize,
     ) -> PyResult<Bound<'py, PyUntypedArray>> {
-        let outside = || PyValueError::new_err("internal error: a batch is outside of the memory that was lent");
+        let outside = || {
+            PyValueError::new_err("internal error: a batch is outside of the memory that was shared; please report it")
+        };
         let piece = slf.get().pieces.get(piece).ok_or_else(outside)?;
         let fits = start.checked_add(len).is_some_and(|end| end <= piece.len());
         let first = piece.start().filter(|_| fits).ok_or_else(outside)?;
