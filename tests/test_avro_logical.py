@@ -55,7 +55,7 @@ def test_times(logical: str) -> None:
         assert read(paths, logical_types=False) == {"x": values}
         assert read(paths, features={"x": DenseSpec((), "int64")}) == {"x": values}
         for other in ("string", "bool", "datetime64[s]", "timedelta64[s]"):
-            with pytest.raises(fastpipe.SchemaError, match=f'ask for "{dtype}"'.replace("[", r"\[")):
+            with pytest.raises(fastpipe.SchemaError, match=f'request "{dtype}"'.replace("[", r"\[")):
                 read(paths, features={"x": DenseSpec((), other)})
 
 
@@ -69,7 +69,7 @@ def test_times_of_sparse_records(logical: str) -> None:
             (batch,) = fastpipe.read_avro(paths, features={"x": SparseSpec((9,), asked)}, batch_size=1)
             assert batch["x"].values.view(np.int64).tolist() == [5, -1]
         for other in ("datetime64[s]", "timedelta64[s]"):
-            with pytest.raises(fastpipe.SchemaError, match=f'ask for "{dtype}"'.replace("[", r"\[")):
+            with pytest.raises(fastpipe.SchemaError, match=f'request "{dtype}"'.replace("[", r"\[")):
                 read(paths, features={"x": SparseSpec((9,), other)})
 
 

@@ -135,7 +135,7 @@ def test_fill_values_replace_values_of_other_types() -> None:
 
 
 def test_errors_list_the_types_of_a_union() -> None:
-    with files(either(1)) as paths, pytest.raises(fastpipe.SchemaError, match=r"ask for f:int, f:string") as caught:
+    with files(either(1)) as paths, pytest.raises(fastpipe.SchemaError, match=r"request f:int, f:string") as caught:
         read(paths, features={"f:long": DenseSpec((), "int64")})
     assert caught.value.feature == "f:long"
 

@@ -428,7 +428,7 @@ def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "error", "match"),
     [
-        (b"", {}, fastpipe.MalformedFileError, "there is no row"),
+        (b"", {}, fastpipe.MalformedFileError, "found no rows"),
         (
             b"a,b\n1,2\n3\n",
             {},

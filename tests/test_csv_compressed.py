@@ -255,7 +255,7 @@ def test_no_rows() -> None:
     for pack in (gz, zst):
         assert batches(pack(b"n,s\n")) == []
         assert batches(pack(b"n,s")) == []
-        with pytest.raises(fastpipe.MalformedFileError, match="there is no row"):
+        with pytest.raises(fastpipe.MalformedFileError, match="found no rows"):
             batches(pack(b""))
         assert batches(pack(b"") + pack(b"n,s\n1,") + pack(b"") + pack(b"x")) == [{"n": [1], "s": ["x"]}]
 

@@ -138,7 +138,7 @@ def test_tiny_files() -> None:
     for empty in (b"a,b\n", b"a,b", b"a\n\n\n\n"):
         with pytest.raises(ValueError, match=r"no rows to draw from|in about 0 rows"):
             estimate(empty, 1, columns=["a"])
-    with pytest.raises(fastpipe.MalformedFileError, match="there is no row"):
+    with pytest.raises(fastpipe.MalformedFileError, match="found no rows"):
         estimate(b"", 1)
     with pytest.raises(ValueError, match="no rows to draw from"):
         estimate(b"", 1, header=["a"], columns=["a"])

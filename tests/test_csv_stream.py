@@ -193,7 +193,7 @@ def test_huge_rows() -> None:
 @pytest.mark.parametrize(
     ("data", "options", "error", "match"),
     [
-        (b"", {}, fastpipe.MalformedFileError, "there is no row"),
+        (b"", {}, fastpipe.MalformedFileError, "found no rows"),
         (b"i\n1\n2\n", {"rows": 3}, ValueError, "rows=3 exceeds the 2 rows of the stream"),
         (b"i\n", {}, ValueError, "exceeds the 0 rows"),
         (b'i,j\n1,"2\n3,4\n', {}, fastpipe.MalformedFileError, r"ends within quotes.*<bytes>, byte offset 4"),

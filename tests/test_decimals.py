@@ -222,19 +222,19 @@ def test_sparse_values(layout: Any) -> None:
         ),
         ([1.5], DenseSpec((), "int64", scale=1), fastpipe.SchemaError, r"of type Float64: remove it"),
         (["1"], DenseSpec((), "int64", scale=1), fastpipe.SchemaError, r"of type Utf8: remove it"),
-        (PRICES, DenseSpec((), "int64"), fastpipe.SchemaError, r'ask for "float64" .* integers with scale='),
+        (PRICES, DenseSpec((), "int64"), fastpipe.SchemaError, r'request "float64" .* integers with scale='),
         (PRICES, DenseSpec((), "int64", scale=2), fastpipe.NullValueError, r"found null.*record 2"),
         (
             PRICES[3:],
             DenseSpec((), "int32", scale=2),
             fastpipe.ValueRangeError,
-            r'10\*\*-2; ask for "int64", or for "float64" without scale=.*record 0',
+            r'10\*\*-2; request "int64", or "float64" without scale=.*record 0',
         ),
         (
             [2**62],
             DenseSpec((), "int64", scale=2),
             fastpipe.ValueRangeError,
-            r'10\*\*-2; ask for a smaller scale, or for "float64" without scale=.*record 0',
+            r'10\*\*-2; request a smaller scale, or "float64" without scale=.*record 0',
         ),
     ],
 )

@@ -179,11 +179,11 @@ def test_units_without_a_declared_dictionary_have_no_codes(source: str, tmp_path
 
 def test_unsupported_codes_are_named() -> None:
     table = pa.table({"c": pa.array([str(i) for i in range(200)]).dictionary_encode()})
-    with pytest.raises(fastpipe.SchemaError, match="'c': codes of 200 values don't fit int8; ask for a wider integer"):
+    with pytest.raises(fastpipe.SchemaError, match="'c': codes of 200 values don't fit int8; request a wider integer"):
         fastpipe.from_arrow(table, features={"c": DenseSpec((), "int8")}, batch_size=4)
-    with pytest.raises(fastpipe.SchemaError, match=r"don't fit float32; ask for .*, or an integer dtype for codes"):
+    with pytest.raises(fastpipe.SchemaError, match=r"don't fit float32; request .*, or an integer dtype for codes"):
         fastpipe.from_arrow(table, features={"c": DenseSpec((), "float32")}, batch_size=4)
-    with pytest.raises(fastpipe.SchemaError, match=r'don\'t fit int8; ask for "string" or "bytes"; features='):
+    with pytest.raises(fastpipe.SchemaError, match=r'don\'t fit int8; request "string" or "bytes"; features='):
         fastpipe.from_arrow(pa.table({"c": ["a"]}), features={"c": DenseSpec((), "int8")}, batch_size=4)
     for listed, error, match in [
         ([("c", ["a"])], TypeError, "units.dictionaries must map columns to lists of their values"),

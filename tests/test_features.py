@@ -360,8 +360,8 @@ def test_invalid_lengths(tmp_path: Path) -> None:
     for spec, match in (
         (DenseSpec((), "int64", field="label", length=True), "counts the items of an array.* of type int"),
         (RaggedSpec((None,), "int64", field="clicks", length=True), "below the 1 dimensions .* of type long"),
-        (DenseSpec((), "int64", field="counts.values", length=True), 'give field="counts"'),
-        (DenseSpec((), "int64", field="counts.keys", length=True), 'give field="counts"'),
+        (DenseSpec((), "int64", field="counts.values", length=True), 'use field="counts"'),
+        (DenseSpec((), "int64", field="counts.keys", length=True), 'use field="counts"'),
         (DenseSpec((), "int64", field="clikcs", length=True), "did you mean 'clicks'"),
     ):
         with pytest.raises(fastpipe.SchemaError, match=match) as caught:

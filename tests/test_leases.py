@@ -258,7 +258,7 @@ def test_wrong_checkpoints_change_nothing(tmp_path: Path, damage: Any, error: ty
         ({}, {"ttl": 0.1}, ValueError, "ttl must be at least 0.5 seconds"),
         ({}, {"patience": "long"}, TypeError, "patience must be a number of seconds"),
         ({}, {"barrier": 1}, TypeError, "barrier must be True or False"),
-        ({"seed": None}, {}, ValueError, "the reader needs a seed"),
+        ({"seed": None}, {}, ValueError, "set a seed"),
         ({"world_size": 2}, {}, ValueError, "the reader is rank 0 of 2, but leases replace ranks"),
         ({"batch_size": 500, "drop_last": True}, {}, ValueError, "there are no batches to lease"),
     ],

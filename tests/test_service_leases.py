@@ -117,7 +117,7 @@ def test_other_data_at_the_server_is_another_job(url: str, servers: list[Server]
 
 def test_a_remote_reader_without_a_seed_is_refused(url: str) -> None:
     with read(seed=None).serve() as server:
-        with pytest.raises(ValueError, match="the reader needs a seed"):
+        with pytest.raises(ValueError, match="set a seed"):
             fastpipe.connect(server.url).lease(url, worker="one")
         with fastpipe.connect(server.url, seed=5).lease(url, worker="one") as worker:
             assert dict(used(worker)) == expected(read())

@@ -168,10 +168,10 @@ def test_times_are_filled_with_none_and_text_is_checked() -> None:
         ([1, 300], DenseSpec((), "int8"), fastpipe.ValueRangeError, r"feature 'x'.*Int64 doesn't fit int8.*record 1"),
         ([1, None], DenseSpec((), "int64"), fastpipe.NullValueError, r"feature 'x'.*nulls=\"mask\".*record 1"),
         ([[1], [1, 2]], DenseSpec((1,), "int64"), fastpipe.ShapeError, r"expected 1 items, found 2.*record 1"),
-        ([1.5], DenseSpec((), "int64"), fastpipe.SchemaError, r"ask for a floating-point dtype; features="),
-        (["a"], DenseSpec((), "int64"), fastpipe.SchemaError, r'ask for "string" or "bytes"'),
+        ([1.5], DenseSpec((), "int64"), fastpipe.SchemaError, r"request a floating-point dtype; features="),
+        (["a"], DenseSpec((), "int64"), fastpipe.SchemaError, r'request "string" or "bytes"'),
         ([[1]], DenseSpec((), "int64"), fastpipe.SchemaError, r"lists nested 1 deep, so 1 are needed; features="),
-        ([{"a": 1}], DenseSpec((), "int64"), fastpipe.SchemaError, r"ask for its fields as 'x.<field>' \(a\)"),
+        ([{"a": 1}], DenseSpec((), "int64"), fastpipe.SchemaError, r"request its fields as 'x.<field>' \(a\)"),
         ([1], DenseSpec((), "datetime64[s]"), fastpipe.SchemaError, r"an integer or floating-point dtype"),
     ],
 )

@@ -244,7 +244,7 @@ def test_serialized_must_be_a_vector_of_strings() -> None:
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"not of rank {wrong.shape.rank}"):
             fptf.parse_avro(wrong, USER)
     records = tf.data.Dataset.from_tensor_slices(RECORDS)
-    with pytest.raises(ValueError, match=r"not of rank 0: batch\(\)"):
+    with pytest.raises(ValueError, match=r"got rank 0: batch\(\)"):
         records.map(lambda s: fptf.parse_avro(s, USER))
 
     @tf.function(input_signature=[tf.TensorSpec(None, tf.string)])  # type: ignore[untyped-decorator]

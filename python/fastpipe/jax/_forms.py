@@ -124,8 +124,8 @@ def leaves(node: Any, name: str) -> list[np.ndarray]:
         return [array for part in node for array in leaves(part, name)]
     if not isinstance(node.values, np.ndarray):
         raise UnsupportedError(
-            f"feature {name!r}: JAX's sparse arrays can only hold numbers, not {type(node.values).__name__}: omit it"
-            ' with columns=, or replace its nulls with nulls="fill"',
+            f"feature {name!r}: JAX's sparse arrays can only hold numbers, not {type(node.values).__name__}: leave it"
+            ' out with columns=, or replace its nulls with nulls="fill"',
             feature=name,
         )
     if isinstance(node, forms.SparseCSR):

@@ -72,9 +72,7 @@ def job_of(passes: Passes, *, name: str, stretch: int | None, barrier: bool) -> 
             "from a reader of the whole order (rank=0, world_size=1)"
         )
     if passes.drawn:
-        raise ValueError(
-            "the reader needs a seed: all workers must shuffle alike, and a random seed differs between them"
-        )
+        raise ValueError("set a seed: all workers must use the same seed, and random seeds differ")
     if passes.loaded:
         raise ValueError(
             "a state was loaded into the reader, but the ledger keeps a job's position: use Ledger.restore() instead"

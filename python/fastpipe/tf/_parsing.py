@@ -110,7 +110,7 @@ class _Parser:
         """Adds the op to the current graph, and assembles the features from its outputs."""
         if records.shape.rank not in (None, 1):
             raise ValueError(
-                f"serialized must be a vector of records, of rank 1, not of rank {records.shape.rank}: batch() data "
+                f"serialized must be a vector of records (rank 1); got rank {records.shape.rank}: batch() data "
                 "before map, or pass [record]"
             )
         rows = None if records.shape.rank is None else records.shape[0]

@@ -126,7 +126,7 @@ fn whole_record(schema: &Schema, id: NodeId, fields: &[Field], path: &str) -> Er
         ""
     };
     misfit(format!(
-        "the field is a record: ask for its fields as '{path}.<field>' ({}){sparse}",
+        "the field is a record: request its fields as '{path}.<field>' ({}){sparse}",
         list(&names)
     ))
 }
@@ -201,8 +201,8 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
                 UnionShape::Several => {
                     let Some((code, tail)) = branch(union, rest) else {
                         return Err(misfit(format!(
-                            "'{named}' is a union of several types: ask for {}, which are null where the value has \
-                             another type, or for the codes of the types as '{named}'",
+                            "'{named}' is a union of several types: request {}, which are null where the value has \
+                             another type, or the codes of the types as '{named}'",
                             branches(union, named)
                         )));
                     };
@@ -231,7 +231,7 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
             Type::Array(_) | Type::Map(_) if feature.counts && level == feature.request.rank() => {
                 if !rest.is_empty() {
                     let reason = format!(
-                        "length=True counts the items of '{named}', regardless of their type: give field=\"{named}\""
+                        "length=True counts the items of '{named}', regardless of their type: use field=\"{named}\""
                     );
                     return Err(misfit(reason));
                 }
@@ -256,8 +256,8 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
                 let behind = rest.strip_prefix("values");
                 let Some(tail) = behind.filter(|tail| tail.is_empty() || tail.starts_with(['.', ':'])) else {
                     return Err(misfit(format!(
-                        "the field is a map: ask for its keys as '{named}.keys', and for its values as '{named}.values', \
-                         as two features"
+                        "the field is a map: request its keys as '{named}.keys' and its values as '{named}.values', \
+                         as separate features"
                     )));
                 };
                 trace.steps.push(Step::Values);

@@ -224,7 +224,7 @@ fn check_values(schema: &Schema, item: NodeId, leaf: Leaf) -> Result<(), Error> 
         if floats && !matches!(leaf, Leaf::Fixed(DType::F32 | DType::F64)) {
             let found = schema.describe(field.id);
             let reason =
-                format!("the bag's values are of type {found}, which don't fit {leaf}; ask for values=\"float32\"");
+                format!("the bag's values are of type {found}, which don't fit {leaf}; request values=\"float32\"");
             return Err(misfit(reason));
         }
     }

@@ -56,13 +56,13 @@ fn check_leaf(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> R
         End::Keys if matches!(leaf, Leaf::Bytes { .. }) => return Ok(()),
         End::Keys => {
             return Err(misfit(format!(
-                "map keys are strings, which don't fit {leaf}; ask for \"string\""
+                "map keys are strings, which don't fit {leaf}; request \"string\""
             )));
         }
         End::Codes(_) if matches!(leaf, Leaf::Fixed(d) if d.is_integer()) => return Ok(()),
         End::Codes(id) => {
             return Err(misfit(format!(
-                "the field's values are of type {}, which don't fit {leaf}; ask for an integer dtype for the codes of \
+                "the field's values are of type {}, which don't fit {leaf}; request an integer dtype for the codes of \
                  the types",
                 schema.describe(id)
             )));
@@ -144,7 +144,7 @@ pub(crate) fn is_pair(feature: &Feature, arrays: usize) -> bool {
 fn mismatch(schema: &Schema, id: NodeId, leaf: Leaf, ask: &str) -> Error {
     let found = schema.describe(id);
     misfit(format!(
-        "the field's values are of type {found}, which don't fit {leaf}; ask for {ask}"
+        "the field's values are of type {found}, which don't fit {leaf}; request {ask}"
     ))
 }
 

@@ -66,7 +66,7 @@ impl FolderColumn {
         if let Some(lookup) = &feature.lookup {
             return match self.is_int() {
                 true => Err(misfit(format!(
-                    "the folders {}=... contain integers, but keys are text; ask for an integer dtype",
+                    "the folders {}=... contain integers, but keys are text; request an integer dtype",
                     self.name
                 ))),
                 false if lookup.drops() => Err(misfit(DROPS.into())),
@@ -92,7 +92,7 @@ impl FolderColumn {
             return Ok(());
         }
         Err(misfit(format!(
-            "the folders {}=... contain {kind}, which don't fit the spec; ask for {ask}",
+            "the folders {}=... contain {kind}, which don't fit the spec; request {ask}",
             self.name
         )))
     }

@@ -248,7 +248,7 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
         (None, None) => {
             if let Err(ask) = check_values(&trace.end, trace.coded, asked) {
                 return Err(misfit(format!(
-                    "the column's values are of type {}, which don't fit {asked}; ask for {ask}{}",
+                    "the column's values are of type {}, which don't fit {asked}; request {ask}{}",
                     trace.end,
                     hint()
                 )));
@@ -299,7 +299,7 @@ fn with_form_of(feature: &Feature, trace: &Trace) -> Result<Feature, Error> {
     ) {
         let ty = &trace.end;
         return Err(misfit(format!(
-            "keys are text, and the column's values are of type {ty}; ask for them by a DenseSpec or RaggedSpec"
+            "keys are text, and the column's values are of type {ty}; read them with a DenseSpec or RaggedSpec"
         )));
     }
     if trace.nullable.last() == Some(&true) && matches!(feature.nulls, Nulls::Fill(None)) {
@@ -377,7 +377,7 @@ fn check_sparse(feature: &Feature, trace: &Trace, dims: usize) -> Result<(Vec<us
     match checked {
         Some(Ok(())) => Ok((indices, values)),
         Some(Err(ask)) => Err(misfit(format!(
-            "the items of 'values' don't fit {asked}; ask for {ask}"
+            "the items of 'values' don't fit {asked}; request {ask}"
         ))),
         None => Err(misfit("'values' isn't a list".into())),
     }

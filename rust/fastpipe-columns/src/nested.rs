@@ -160,13 +160,13 @@ impl Gather<'_> {
         let mut reason = format!("a value of type {ty} doesn't fit {pair}{leaf}");
         if let Some(asked) = self.column.feature.scale {
             let widest = matches!(leaf, Leaf::Fixed(DType::I64 | DType::U64));
-            let wider = if widest { "" } else { "\"int64\", or for " };
+            let wider = if widest { "" } else { "\"int64\", or " };
             let smaller = if scale(ty).is_some_and(|own| own < asked) {
-                "a smaller scale, or for "
+                "a smaller scale, or "
             } else {
                 ""
             };
-            let hint = format!("; ask for {wider}{smaller}\"float64\" without scale=, which rounds");
+            let hint = format!("; request {wider}{smaller}\"float64\" without scale=, which rounds");
             reason = format!("{reason} in units of 10**{}{hint}", -i16::from(asked));
         }
         Error::new(ErrorKind::ValueRange, reason)

@@ -72,7 +72,7 @@ impl Symbols {
         }
         let texts = self.texts.len();
         Err(misfit(format!(
-            "codes of {texts} values don't fit {to}; ask for a wider integer dtype"
+            "codes of {texts} values don't fit {to}; request a wider integer dtype"
         ))
         .at_feature(&feature.name))
     }

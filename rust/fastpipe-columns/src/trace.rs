@@ -202,7 +202,7 @@ pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
                     ""
                 };
                 return Err(misfit(format!(
-                    "the column is a struct: ask for its fields as '{at}.<field>' ({}){sparse}",
+                    "the column is a struct: request its fields as '{at}.<field>' ({}){sparse}",
                     names(fields)
                 )));
             }

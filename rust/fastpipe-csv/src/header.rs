@@ -198,7 +198,7 @@ impl Header {
             match lines.next(&bytes, start) {
                 Next::Row { start, end } if all || end < bytes.len() => break (bytes, start..end),
                 Next::End if all && found > 0 && dialect.names == Names::Numbered => return Ok((Vec::new(), found)),
-                Next::End if all => return Err(malformed("there is no row, not even a header with column names")),
+                Next::End if all => return Err(malformed("found no rows, not even a header with column names")),
                 Next::Open { start } if all => {
                     return Err(malformed("the first row ends within quotes").at_offset(start as u64));
                 }

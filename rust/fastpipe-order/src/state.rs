@@ -64,7 +64,7 @@ impl fmt::Display for StateError {
                 "it was saved with world_size={saved}, but this reader has world_size={now}: if ranks have separate \
                  units, world_size can't change within an epoch"
             ),
-            StateError::Impossible => f.write_str("this dataset has no such position: the state is damaged"),
+            StateError::Impossible => f.write_str("its position doesn't exist in this dataset, so it is damaged"),
             StateError::Plan(error) => error.fmt(f),
         }
     }

@@ -28,7 +28,7 @@ impl<'a> Compiler<'a> {
         let greatest = Scalar::Int(i128::from(lookup.size()) - 1);
         greatest.element(to).map_err(|_| {
             let reason = format!(
-                "indices up to {} don't fit {to}; ask for a larger dtype",
+                "indices up to {} don't fit {to}; request a larger dtype",
                 lookup.size() - 1
             );
             misfit(reason).at_feature(&column.feature.name)

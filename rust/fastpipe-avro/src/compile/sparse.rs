@@ -166,7 +166,7 @@ impl<'a> Compiler<'a> {
         {
             let (found, ask) = (self.schema.describe(inner), logical.time().map_or("int64", DType::name));
             return Err(misfit(format!(
-                "the items of '{path}' are of type {found}, which don't fit {dtype}; ask for \"{ask}\", or an integer \
+                "the items of '{path}' are of type {found}, which don't fit {dtype}; request \"{ask}\", or an integer \
                  dtype for the stored integers"
             )));
         }
