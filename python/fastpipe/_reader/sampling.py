@@ -361,7 +361,7 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | Non
         raise ValueError(f"rows must be a list of 1 to {LARGEST_SAMPLE} numbers; got shape {numbers.shape}")
     there = reader._data.handle.num_rows
     if numbers.min() < 0 or numbers.max() >= there:
-        raise ValueError(f"row {numbers.min() if numbers.min() < 0 else numbers.max()} is not one of {there} rows")
+        raise ValueError(f"row {numbers.min() if numbers.min() < 0 else numbers.max()} does not exist in {there} rows")
     ordering = reader._ordering.take(np.sort(numbers.astype(np.int64)))
     if batch_size is not None:
         ordering = ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))

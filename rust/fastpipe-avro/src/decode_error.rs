@@ -159,12 +159,12 @@ impl DecodeError {
             ),
             DecodeError::Decimal { dtype } => (
                 ValueRange,
-                format!("the decimal does not fit {dtype}; \"float64\" reads up to 38 digits, and \"bytes\" all"),
+                format!("the decimal doesn't fit {dtype}; \"float64\" reads up to 38 digits, and \"bytes\" all"),
             ),
             DecodeError::Utf8 => (Malformed, "expected UTF-8 text, found other bytes; dtype \"bytes\" reads them as they are".into()),
             DecodeError::Null => (
                 Null,
-                "found null, which the feature's spec does not allow; nulls=\"mask\" marks nulls, fill=... replaces them".into(),
+                "found null, which the feature's spec doesn't allow; nulls=\"mask\" marks nulls, fill=... replaces them".into(),
             ),
             DecodeError::NullEntry => (
                 Null,
@@ -186,8 +186,8 @@ impl DecodeError {
                 let reason = format!("expected an index {most} in dimension {dim}, found {value}; check_indices=False accepts it");
                 (ValueRange, reason)
             }
-            DecodeError::Range { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
-            DecodeError::FloatRange { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
+            DecodeError::Range { value, dtype } => (ValueRange, format!("{value} doesn't fit {dtype}")),
+            DecodeError::FloatRange { value, dtype } => (ValueRange, format!("{value} doesn't fit {dtype}")),
             DecodeError::Inexact { value, dtype } => (ValueRange, format!("{value} can't be represented exactly as {dtype}")),
             DecodeError::BehindMessage(n) => {
                 (Malformed, format!("expected the end of the message after its datum, found {n} more bytes"))

@@ -170,7 +170,7 @@ impl Scalar {
         let misfit = || {
             Error::new(
                 ErrorKind::Schema,
-                format!("the fill or pad value {self:?} does not fit {dtype}"),
+                format!("the fill or pad value {self:?} doesn't fit {dtype}"),
             )
         };
         macro_rules! integer {

@@ -46,7 +46,7 @@ fn element(scalar: Option<&Scalar>, leaf: Leaf) -> Result<Vec<u8>, Error> {
         (None, _) => Ok(nothing(leaf)),
         (Some(Scalar::Bytes(bytes)), Leaf::Bytes { .. }) => Ok(bytes.clone()),
         (Some(scalar), Leaf::Fixed(dtype)) => scalar.element(dtype),
-        (Some(scalar), leaf) => Err(misfit(format!("the fill or pad value {scalar:?} does not fit {leaf}"))),
+        (Some(scalar), leaf) => Err(misfit(format!("the fill or pad value {scalar:?} doesn't fit {leaf}"))),
     }
 }
 

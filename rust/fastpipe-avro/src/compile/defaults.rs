@@ -168,7 +168,7 @@ impl<'a> Compiler<'a> {
                 self.present(want, &scalar, emits).map_err(|_| {
                     let leaf = column.feature.request.leaf();
                     misfit(format!(
-                        "the default of the reader's field '{path}' does not fit {leaf}: {}",
+                        "the default of the reader's field '{path}' doesn't fit {leaf}: {}",
                         shown(value)
                     ))
                 })
@@ -356,7 +356,7 @@ impl<'a> Compiler<'a> {
     /// Writes a null.
     fn absent(&mut self, want: Want<'a>, emits: &mut Vec<Emit>) -> Result<(), Error> {
         let Some(span) = self.on_null(&[want])? else {
-            let reason = "its default in the reader's schema is null, which the feature's spec does not allow; \
+            let reason = "its default in the reader's schema is null, which the feature's spec doesn't allow; \
                           nulls=\"mask\" marks nulls, fill=... replaces them";
             return Err(misfit(reason.into()));
         };
