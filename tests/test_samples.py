@@ -123,7 +123,7 @@ def test_readers_that_cannot_be_sampled() -> None:
         fastpipe.take(ranks, [1])
     with pytest.raises(ValueError, match="already a sample"):
         fastpipe.sample(fastpipe.sample(of_arrays(), 10), 1)
-    with pytest.raises(ValueError, match="there are no rows"):
+    with pytest.raises(ValueError, match="the dataset has no rows"):
         fastpipe.sample(fastpipe.from_arrays({"i": np.arange(0)}, batch_size=1), 1, replace=True)
 
 
