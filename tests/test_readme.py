@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 import manual
+from apart import apart
 from manual import Example
 
 PAGES = [manual.README, *manual.PAGES]
@@ -56,13 +59,35 @@ def _run_python(example: Example) -> None:
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():
             pytest.skip("requires a GPU")
-    for framework in ("torch", "jax", "tensorflow"):
-        if re.search(rf"\b(import|from|fastpipe\.)\s*{framework}\b", code):
-            pytest.importorskip(framework)
+    frameworks = [
+        framework
+        for framework in ("torch", "jax", "tensorflow")
+        if re.search(rf"\b(import|from|fastpipe\.)\s*{framework}\b", code)
+    ]
+    for framework in frameworks:
+        pytest.importorskip(framework)
     assert re.search(r"^(import|from) fastpipe", code, re.MULTILINE), "the example must import fastpipe"
+    if "torch" in frameworks:
+        _execute_apart(code=code, page=example.page, folder=Path.cwd())
+    else:
+        _execute(code, example.page)
+
+
+def _execute(code: str, page: Path) -> None:
     names = dict(GIVEN)
-    exec(compile(code, _name(example.page), "exec"), names)
+    exec(compile(code, _name(page), "exec"), names)
     assert names.keys() > GIVEN.keys()
+
+
+@apart(looks=False)
+def _execute_apart(code: str, page: Path, folder: Path) -> None:
+    """Runs an example where TensorFlow isn't loaded.
+
+    torch's optimizers import Triton. Triton and TensorFlow both have LLVM, which ends a process that loads it twice.
+    """
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    os.chdir(folder)
+    _execute(code, page)
 
 
 def _run_command(command: str) -> None:
