@@ -77,7 +77,7 @@ def test_a_server_with_other_data_locates_no_row() -> None:
     with Server(few(), port=free_port()) as server:
         remote = fastpipe.connect(server.url, timeout=60)
         assert remote.locate(3, 5) == few().locate(3, 5)
-        with pytest.raises(IndexError, match="no row"):
+        with pytest.raises(IndexError, match="row 99 does not exist"):
             remote.locate(3, 99)
     with Server(rows_of(500, 1, 2, batch_size=16), port=server.port):
         with pytest.raises(fastpipe.StateError) as of_batches:
