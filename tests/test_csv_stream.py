@@ -207,7 +207,7 @@ def test_huge_rows() -> None:
         (b"i\n1\n", {"stratify": "i"}, ValueError, "leave out stratify"),
         (b"i\n1\n", {"weights": "i", "index_cache": True}, ValueError, "leave out weights and index_cache"),
         (["i\n1\n"], {}, TypeError, "an iterable must yield bytes; got 'i"),
-        (7, {}, TypeError, "an iterable of bytes, not int"),
+        (7, {}, TypeError, "an iterable of bytes; got int"),
         (io.StringIO("i\n1\n"), {}, TypeError, "opened as text"),
         ("gone.csv", {}, fastpipe.MissingFileError, "the path of one file or pipe"),
         ("/", {}, fastpipe.StorageError, "directory"),

@@ -419,7 +419,7 @@ def test_invalid_devices(data: Data) -> None:
         prefetch(reader, framework="cupy", sparse="bag")
     with pytest.raises(ValueError, match="depth"):
         prefetch(reader, depth=0)
-    with pytest.raises(TypeError, match="not list"):
+    with pytest.raises(TypeError, match="got list"):
         fastpipe.cuda.prefetch([1, 2])  # type: ignore[arg-type]
 
 
