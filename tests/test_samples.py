@@ -326,7 +326,7 @@ def test_rows_are_taken_by_index() -> None:
         fastpipe.take(of_arrays(), [3, 70, 19_999]).load_state_dict(state)
     for wrong, error, match in (
         ([20_000], ValueError, "row 20000 does not exist in 20000 rows"),
-        ([-1], ValueError, "row -1 is not"),
+        ([-1], ValueError, "row -1 does not exist"),
         ([], (TypeError, ValueError), "rows must be"),
         ([[1]], ValueError, "must be a list"),
         ([1.0], TypeError, "rows must be integers"),

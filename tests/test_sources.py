@@ -220,7 +220,7 @@ def test_contents_are_not_paths(source: Any, listed: bool) -> None:
 
 
 def test_other_types_are_refused(tmp_path: Path) -> None:
-    with (tmp_path / "x").open("wb") as file, pytest.raises(TypeError, match="not BufferedWriter"):
+    with (tmp_path / "x").open("wb") as file, pytest.raises(TypeError, match="got BufferedWriter"):
         expand(file)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a list of these; got int"):
         expand(3)  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ def test_a_fill_value_implies_fill() -> None:
     assert DenseSpec((), "int8", fill=3).nulls == "fill"
     assert DenseSpec((), "int8", fill=0).nulls == "fill"
     assert DenseSpec((), "int8", nulls="fill").fill is None
-    with pytest.raises(ValueError, match="exclude"):
+    with pytest.raises(ValueError, match="not both"):
         DenseSpec((), "int8", nulls="mask", fill=3)
     with pytest.raises(ValueError, match="nulls must be"):
         DenseSpec((), "int8", nulls="ignore")  # type: ignore[arg-type]

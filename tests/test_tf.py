@@ -246,7 +246,7 @@ def test_errors_are_raised_by_next(tmp_path: Path) -> None:
 
 
 def test_only_readers_and_coordinates_are_accepted(data: samples.Data) -> None:
-    with pytest.raises(TypeError, match="must be a fastpipe.Reader; got list"):
+    with pytest.raises(TypeError, match=r"must be a fastpipe\.Reader; got list"):
         fptf.dataset([{}])
     reader = data.read(features={"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}, batch_size=4)
     with pytest.raises(ValueError, match=r"'terms'.*coo"):

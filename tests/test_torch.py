@@ -447,7 +447,7 @@ def test_arguments_are_checked_when_passed(
 
 
 def test_a_path_is_not_a_reader(data: Data) -> None:
-    with pytest.raises(TypeError, match=r"must be a fastpipe.Reader; got str: IterableDataset\(fastpipe.read_avro\(path"):
+    with pytest.raises(TypeError, match=r"a fastpipe\.Reader; got str: IterableDataset\(fastpipe.read_avro\(path"):
         adapter.IterableDataset(data.paths[0])
 
 
