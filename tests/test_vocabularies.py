@@ -196,7 +196,7 @@ def test_single_keys_and_arrays_of_every_type(kind: str, tmp_path: Path) -> None
         first(path, replace(spec, unknown="error"))
     assert caught.value.record == 2
     assert caught.value.feature == "x"
-    with pytest.raises(fastpipe.SchemaError, match='unknown="bucket" gives'):
+    with pytest.raises(fastpipe.SchemaError, match='unknown="drop" leaves keys out'):
         first(path, replace(spec, unknown="drop"))
     in_map = {"type": "map", "values": ty}
     for items, wrap in ((wire.list_of(ty), list), (in_map, lambda v: dict(zip("wxyz", v, strict=False)))):
@@ -367,8 +367,8 @@ def test_invalid_vocabulary_files(tmp_path: Path) -> None:
     [
         ([], ValueError, "empty"),
         ({}, ValueError, "empty"),
-        (["a", "b", "a"], ValueError, "'a' is there twice, with the indices 0 and 2"),
-        ({"a": 1, b"a": 2}, ValueError, "is there twice"),
+        (["a", "b", "a"], ValueError, "'a' occurs twice, with the indices 0 and 2"),
+        ({"a": 1, b"a": 2}, ValueError, "occurs twice"),
         ({"a": -1}, ValueError, "from 0 to 4294967295; got -1 for 'a'"),
         ({"a": True}, ValueError, "from 0 to"),
         ({"a": 1.5}, ValueError, "from 0 to"),
@@ -426,7 +426,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
     [
         (lambda: VocabularySpec(["a"], unknown="keep"), ValueError, '"drop", "bucket" or "error"'),
         (lambda: VocabularySpec(["a"], buckets=2), ValueError, 'requires unknown="bucket"'),
-        (lambda: VocabularySpec(["a"], unknown="bucket", buckets=0), ValueError, "from 1"),
+        (lambda: VocabularySpec(["a"], unknown="bucket", buckets=0), ValueError, "buckets must be between 1 and"),
         (lambda: VocabularySpec(["a"], dtype="float32"), ValueError, "indices are integers"),
         (lambda: VocabularySpec({"a": 300}, dtype="int8"), ValueError, "doesn't hold indices up to 300"),
         (lambda: VocabularySpec(["a"], values="string"), ValueError, "values of bags are numbers"),
@@ -438,7 +438,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
         (lambda: VocabularySpec(["a"], nulls="drop"), ValueError, "nulls must be"),
         (lambda: VocabularySpec(["a"], fill="b"), TypeError, "fill"),
         (lambda: VocabularySpec(["a"], field=""), ValueError, "field is empty"),
-        (lambda: HashSpec(0), ValueError, "from 1"),
+        (lambda: HashSpec(0), ValueError, "buckets must be between 1 and"),
         (lambda: HashSpec(True), TypeError, "integer"),
         (lambda: HashSpec(1.5), TypeError, "integer"),
         (lambda: HashSpec(10, seed=-1), ValueError, "seed"),
