@@ -137,7 +137,7 @@ def compare(bench: Bench, number: int) -> None:
         path = Path(folder) / "bags.avro"
         write(path, number, args.rows, args.entries)
         keys = ["\x01".join(pair(i)) for i in range(number)]
-        spec = fastpipe.VocabularySpec(keys, unknown="drop")
+        spec = fastpipe.VocabularySpec(keys, on_unknown="drop")
         print(f"\n{spec.vocabulary.nbytes / number:.0f} bytes a key")
         size = args.batch_size
         sides: dict[str, Callable[[], Sums]] = {

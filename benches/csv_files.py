@@ -90,10 +90,10 @@ def measure(bench: Bench, path: Path, rows: int) -> None:
         "polars": lambda: pl.read_csv(name).sample(count, seed=next(seed)),
         "pyarrow": lambda: csv.read_csv(name).take(np.random.default_rng(next(seed)).choice(rows, count)),
     }
-    fastpipe.sample_csv(path, **options, index_cache=cache)
-    indexed = {"fastpipe": lambda: fastpipe.sample_csv(path, **options, seed=next(seed), index_cache=cache)}
+    fastpipe.csv.sample_csv(path, **options, index_cache=cache)
+    indexed = {"fastpipe": lambda: fastpipe.csv.sample_csv(path, **options, seed=next(seed), index_cache=cache)}
     compare(bench, f"{count:,} rows, the index at hand", indexed | peers, size, 20)
-    without = {"fastpipe": lambda: fastpipe.sample_csv(path, **options, seed=next(seed))}
+    without = {"fastpipe": lambda: fastpipe.csv.sample_csv(path, **options, seed=next(seed))}
     compare(bench, f"{count:,} rows, without an index", without | peers, size, 2)
     once = take_turns({"pandas": skipped}, 1, warm=0).median("pandas")
     bench.table("", "seconds|,.1f", title=f"{count:,} rows by pandas with skiprows")("once", once)

@@ -207,7 +207,7 @@ def epochs(bench: Bench) -> None:
     """Measures whole epochs of fastpipe and of NumPy."""
     scale, threads = 10 if bench.quick else 1, bench.args.threads
     data = positives(138_493 // scale, 26_744, 20_000_263 // scale)
-    interactions = fastpipe.Interactions.from_arrays(data.users, data.items)
+    interactions = fastpipe.recsys.Interactions.from_arrays(data.users, data.items)
     if interactions.num_positives != len(data.items):
         raise RuntimeError("positives were lost")
     points = len(data.items) * (1 + NEGATIVES)
@@ -216,7 +216,9 @@ def epochs(bench: Bench) -> None:
         options: dict[str, Any] = {"negatives": NEGATIVES, "batch_size": BATCH, "seed": 1, "num_threads": threads}
         with sampled() as peak:
             found = 0
-            for batch in fastpipe.read_interactions(interactions, item_dtype="uint16", label_dtype="int8", **options):
+            for batch in fastpipe.recsys.read_interactions(
+                interactions, item_dtype="uint16", label_dtype="int8", **options
+            ):
                 found += len(batch["user"])
                 del batch
         if found != points:

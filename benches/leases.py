@@ -92,10 +92,13 @@ def sleeper(url: str, batches: int, number: int, seconds: float, orders: Connect
     orders.send("there")
     orders.recv()
     done = 0
-    with contextlib.suppress(fastpipe.StaleLeaseError), reader.lease(url, worker=f"w{number}", ttl=5.0) as worker:
+    with (
+        contextlib.suppress(fastpipe.errors.StaleLeaseError),
+        reader.lease(url, worker=f"w{number}", ttl=5.0) as worker,
+    ):
         while not orders.poll():
             # A commit is refused if another worker has already committed a second copy of the batch.
-            with contextlib.suppress(fastpipe.StaleLeaseError):
+            with contextlib.suppress(fastpipe.errors.StaleLeaseError):
                 if next(worker, None) is None:
                     break
                 time.sleep(seconds)

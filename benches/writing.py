@@ -55,7 +55,7 @@ def writers(table: pa.Table, codec: Any, threads: int, folder: str) -> dict[str,
     with open(paths["fastpipe"], "rb") as file:
         for expected, found in zip(records, fastavro.reader(file), strict=True):
             assert expected == found, f"{found!r} was written for {expected!r}"
-    schema = fastavro.parse_schema(fastpipe.AvroFile(paths["fastpipe"]).schema)
+    schema = fastavro.parse_schema(fastpipe.avro.AvroFile(paths["fastpipe"]).schema)
 
     def by_fastavro() -> None:
         with open(paths["fastavro"], "wb") as file:

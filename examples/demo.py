@@ -183,7 +183,7 @@ def read_fastavro(paths: Sequence[str], rows: int, seconds: float = np.inf) -> i
     return done
 
 
-def read_fastpipe(paths: Sequence[str], features: fastpipe.Features, batch_size: int, rows: int) -> None:
+def read_fastpipe(paths: Sequence[str], features: fastpipe.typing.Features, batch_size: int, rows: int) -> None:
     """Reads batches until they contain at least `rows` rows."""
     with fastpipe.read_avro(paths, features=features, batch_size=batch_size, num_threads=1) as reader:
         for _ in islice(reader, -(-rows // batch_size)):

@@ -76,7 +76,7 @@ class NeuMF(nn.Module):
 class ExactSampler:
     """Draws training rows with NumPy, user by user. It is slow but simple. Each iteration yields one epoch."""
 
-    def __init__(self, data: fastpipe.Interactions, seed: int) -> None:
+    def __init__(self, data: fastpipe.recsys.Interactions, seed: int) -> None:
         self._data = data
         self._random = np.random.default_rng(seed)
 
@@ -93,16 +93,16 @@ class ExactSampler:
             yield {"user": user, "item": item, "label": label}
 
 
-def fed_by_fastpipe(data: fastpipe.Interactions, seed: int) -> Iterable[dict[str, torch.Tensor]]:
+def fed_by_fastpipe(data: fastpipe.recsys.Interactions, seed: int) -> Iterable[dict[str, torch.Tensor]]:
     """Returns fastpipe's batches as tensors that share the memory of the NumPy arrays."""
-    reader = fastpipe.read_interactions(data, negatives=NEGATIVES, batch_size=BATCH, seed=seed)
+    reader = fastpipe.recsys.read_interactions(data, negatives=NEGATIVES, batch_size=BATCH, seed=seed)
     return fastpipe.torch.IterableDataset(reader)
 
 
 def train(
-    data: fastpipe.Interactions,
+    data: fastpipe.recsys.Interactions,
     batches: Iterable[dict[str, torch.Tensor]],
-    candidates: Callable[[], fastpipe.Candidates],
+    candidates: Callable[[], fastpipe.recsys.Candidates],
     *,
     epochs: int,
     seed: int,
@@ -134,8 +134,8 @@ def train(
                 {
                     "epoch": epoch + 1,
                     "loss": loss_sum.item() / steps,
-                    "hit_rate": fastpipe.hit_rate(ranked, scores, 10),
-                    "ndcg": fastpipe.ndcg(ranked, scores, 10),
+                    "hit_rate": fastpipe.recsys.hit_rate(ranked, scores, 10),
+                    "ndcg": fastpipe.recsys.ndcg(ranked, scores, 10),
                 }
             )
             bar.set_postfix({key: f"{value:.4f}" for key, value in history[-1].items() if key != "epoch"})
@@ -187,8 +187,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help=f"compare with a slow exact sampler, {SEEDS} seeds each")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    data, held_out = fastpipe.Interactions.from_movielens(arguments.data or fetch(arguments.folder)).leave_one_out()
-    candidates = fastpipe.evaluation_candidates(data, held_out, CANDIDATES, seed=1)
+    data, held_out = fastpipe.recsys.Interactions.from_movielens(
+        arguments.data or fetch(arguments.folder)
+    ).leave_one_out()
+    candidates = fastpipe.recsys.evaluation_candidates(data, held_out, CANDIDATES, seed=1)
     print(data)
 
     feeds = {"fastpipe": fed_by_fastpipe, "exact sampler": ExactSampler}

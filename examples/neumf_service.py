@@ -38,7 +38,7 @@ READERS = """
 import pyarrow as pa
 import fastpipe
 
-data, held_out = fastpipe.Interactions.from_movielens({ratings!r}).leave_one_out()
+data, held_out = fastpipe.recsys.Interactions.from_movielens({ratings!r}).leave_one_out()
 
 
 class Drawn:
@@ -53,7 +53,7 @@ class Drawn:
     )
 
     def read(self, unit):
-        found = fastpipe.evaluation_candidates(data, held_out, {ranked} - 1, seed=1)
+        found = fastpipe.recsys.evaluation_candidates(data, held_out, {ranked} - 1, seed=1)
         columns = [pa.array(found.users)]
         for values, field in zip((found.items, found.valid), list(self.schema)[1:]):
             columns.append(pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), type=field.type))
@@ -63,7 +63,7 @@ class Drawn:
         return "candidates of " + {ratings!r}
 
 
-reader = fastpipe.read_interactions(data, negatives={negatives}, batch_size={batch}, seed={seed})
+reader = fastpipe.recsys.read_interactions(data, negatives={negatives}, batch_size={batch}, seed={seed})
 candidates = fastpipe.read_units(Drawn(), batch_size=Drawn.rows[0])
 sizes = {{"users": [data.num_users], "items": [data.num_items], "positives": [data.num_positives]}}
 sizes = fastpipe.from_arrow(pa.table(sizes), batch_size=1)
@@ -147,11 +147,11 @@ class Streamed:
                 self._asked = iter(self._candidates)
 
     @functools.cached_property
-    def candidates(self) -> fastpipe.Candidates:
+    def candidates(self) -> fastpipe.recsys.Candidates:
         """Returns the candidates for evaluation. The first epoch must have begun."""
         assert self._asked is not None
         (drawn,) = self._asked
-        return fastpipe.Candidates(drawn["users"], drawn["items"], drawn["valid"])
+        return fastpipe.recsys.Candidates(drawn["users"], drawn["items"], drawn["valid"])
 
 
 @contextlib.contextmanager
@@ -256,8 +256,8 @@ def train(folder: Path, ratings: Path, arguments: argparse.Namespace) -> None:
             print(f"epoch {epoch['epoch']}: loss {epoch['loss']:.4f}, HR@10 {epoch['hit_rate']:.4f}")
         failed = False
         if arguments.check:
-            local, held_out = fastpipe.Interactions.from_movielens(ratings).leave_one_out()
-            candidates = fastpipe.evaluation_candidates(local, held_out, neumf.CANDIDATES, seed=1)
+            local, held_out = fastpipe.recsys.Interactions.from_movielens(ratings).leave_one_out()
+            candidates = fastpipe.recsys.evaluation_candidates(local, held_out, neumf.CANDIDATES, seed=1)
             feed = neumf.fed_by_fastpipe(local, arguments.seed)
             here = neumf.train(local, feed, lambda: candidates, **of, title="from here")
             failed |= here != history

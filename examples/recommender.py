@@ -119,7 +119,7 @@ def reading(path: Path, epochs: int, *, service: bool) -> Iterator[fastpipe.Read
     if not service:
         yield reader
         return
-    local = fastpipe.LocalService(reader)
+    local = fastpipe.service.LocalService(reader)
     with local as remote:
         print(f"batches come from {local}")
         yield remote

@@ -114,7 +114,7 @@ def types(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
 
 
 def values(kind: pa.DataType, *, nulls: bool) -> st.SearchStrategy[Any]:
-    """Values of a type, with nulls if `nulls` is set."""
+    """Values of a type, with nulls if `on_null` is set."""
     found: st.SearchStrategy[Any]
     if pa.types.is_struct(kind):
         found = st.fixed_dictionaries({field.name: values(field.type, nulls=nulls) for field in kind})

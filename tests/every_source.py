@@ -36,9 +36,9 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return lambda **options: data.read(**options)
     if request.param == "interactions":
         ids = np.arange(120)
-        positives = fastpipe.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
+        positives = fastpipe.recsys.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
         default: dict[str, Any] = {"shuffle": False, "seed": 3}
-        return lambda **options: fastpipe.read_interactions(positives, negatives=1, **default | options)
+        return lambda **options: fastpipe.recsys.read_interactions(positives, negatives=1, **default | options)
     if request.param == "bags":
         return bags_of(tmp_path_factory.mktemp("bags") / "bags.avro")
     if request.param == "part of avro":
@@ -119,10 +119,10 @@ def bags_of(path: Path) -> Make:
         fastavro.writer(file, fastavro.parse_schema(schema), rows, sync_interval=3000)
     pairs = [f"n{n}\x01{term}" for n in range(9) for term in ("", "t0", "t1")]
     features = {
-        "a": fastpipe.VocabularySpec(["n3", "n1"], field="word", unknown="bucket", buckets=5),
-        "bag": fastpipe.VocabularySpec(pairs, unknown="drop", nulls="mask"),
-        "hashed": fastpipe.HashSpec(100, field="bag", nulls="fill"),
-        "words": fastpipe.VocabularySpec([f"n{n}" for n in range(9)], unknown="drop"),
+        "a": fastpipe.VocabularySpec(["n3", "n1"], field="word", on_unknown="bucket", buckets=5),
+        "bag": fastpipe.VocabularySpec(pairs, on_unknown="drop", on_null="mask"),
+        "hashed": fastpipe.HashSpec(100, field="bag", on_null="fill"),
+        "words": fastpipe.VocabularySpec([f"n{n}" for n in range(9)], on_unknown="drop"),
     }
     return lambda **options: fastpipe.read_avro(path, features=features, **options)
 

@@ -247,7 +247,7 @@ SMALL_FEATURES = {
     "f": fastpipe.RaggedSpec((None,), "float32"),
     "s": fastpipe.DenseSpec((), "string"),
     "e": fastpipe.DenseSpec((), "int32"),
-    "n": fastpipe.DenseSpec((), "float64", nulls="mask"),
+    "n": fastpipe.DenseSpec((), "float64", on_null="mask"),
     "m.keys": fastpipe.RaggedSpec((None,), "string"),
     "m.values": fastpipe.RaggedSpec((None,), "int32"),
 }

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 import fastpipe
-from fastpipe import Interactions
+from fastpipe.recsys import Interactions
 
 ALPHA = 1e-3
 """Threshold for tests of the uniformity of many p-values. Other p-values are Bonferroni-corrected."""
@@ -56,11 +56,11 @@ class Fastpipe:
     def __init__(self, data: Interactions, **options: Any) -> None:
         self._data = data
         self._options = {"batch_size": 1 << 16, "shuffle": False} | options
-        self._reader = fastpipe.read_interactions(data, seed=0, **self._options)
+        self._reader = fastpipe.recsys.read_interactions(data, seed=0, **self._options)
 
     def __call__(self, seed: int, epoch: int) -> Iterator[Points]:
         if self._reader.seed != seed:
-            self._reader = fastpipe.read_interactions(self._data, seed=seed, **self._options)
+            self._reader = fastpipe.recsys.read_interactions(self._data, seed=seed, **self._options)
         self._reader.set_epoch(epoch)
         for batch in self._reader:
             negative = batch["label"] == 0

@@ -27,7 +27,7 @@ def reader(paths: list[str], **more: Any) -> fastpipe.Reader:
         "seed": 11,
         "shuffle_buffer": 21,
         "features": FEATURES,
-        "uneven": "allow",
+        "on_uneven": "allow",
     }
     return fastpipe.read_avro(paths, **options | more)
 

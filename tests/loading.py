@@ -69,7 +69,7 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
     try:
         early.dataset.state_dict()
         refused = ""
-    except fastpipe.StateError as error:
+    except fastpipe.errors.StateError as error:
         refused = str(error)
     del left
     return {"passes": found, "again": ids_by_batch(early), "refused": refused}
@@ -154,7 +154,7 @@ def beside(paths: list[str]) -> Any:
 def shares(paths: list[str], workers: int, more: dict[str, Any]) -> Any:
     """Returns each rank's length and the number of valid rows of each batch, with and without workers."""
     found = []
-    warnings.simplefilter("ignore", fastpipe.RowsLeftOutWarning)
+    warnings.simplefilter("ignore", fastpipe.errors.RowsLeftOutWarning)
     os.environ["WORLD_SIZE"] = "2"
     for rank in range(2):
         os.environ["RANK"] = str(rank)

@@ -210,7 +210,7 @@ class Leaf:
         """Returns a spec that reads the feature for any array lengths."""
         nulls = "mask" if self.nullable else "error"
         make = fastpipe.RaggedSpec if self.dims else fastpipe.DenseSpec
-        return make(self.shape, self.dtype, nulls=nulls, scale=self.scale)
+        return make(self.shape, self.dtype, on_null=nulls, scale=self.scale)
 
 
 def leaves(root: Type) -> list[Leaf]:
@@ -434,7 +434,7 @@ def rows(node: Any, *, counted: bool = False) -> list[Any]:
         for (row, *index), value in zip(indices.tolist(), rows(values, counted=counted), strict=True):
             found[row].append((tuple(index), value))
         return found
-    assert isinstance(node, fastpipe.SparseCSR), type(node)
+    assert isinstance(node, fastpipe.batch.SparseCSR), type(node)
     offsets, indices, values, shape = node
     _check_sparse(indices, shape, len(shape) - 1)
     assert len(offsets) == shape[0] + 1
@@ -563,7 +563,7 @@ def _check_spec(node: Any, spec: Any, count: int) -> None:
     """Checks that array types, shapes and dtypes match the spec."""
     if isinstance(spec, fastpipe.SparseSpec):
         node = node.values if isinstance(node, fastpipe.Masked) else node
-        assert isinstance(node, fastpipe.Sparse if spec.layout == "coo" else fastpipe.SparseCSR)
+        assert isinstance(node, fastpipe.Sparse if spec.layout == "coo" else fastpipe.batch.SparseCSR)
         assert len(node.dense_shape) == len(spec.shape) + 1
         assert node.dense_shape[0] == count
         coordinates = node.indices[:, np.newaxis] if node.indices.ndim == 1 else node.indices[:, -len(spec.shape) :]
@@ -575,7 +575,7 @@ def _check_spec(node: Any, spec: Any, count: int) -> None:
     shape: tuple[int | None, ...] = (count, *spec.shape)
     while isinstance(spec, fastpipe.RaggedSpec) and None in shape[1:]:
         if isinstance(node, fastpipe.Masked):
-            assert spec.nulls == "mask"
+            assert spec.on_null == "mask"
             node = node.values
         assert type(node) is fastpipe.Ragged
         assert len(node) == shape[0]
@@ -586,7 +586,7 @@ def _check_spec(node: Any, spec: Any, count: int) -> None:
 
 def _check_values(node: Any, spec: Any, shape: tuple[int | None, ...]) -> None:
     if isinstance(node, fastpipe.Masked):
-        assert spec.nulls == "mask"
+        assert spec.on_null == "mask"
         node = node.values
     assert node.shape == shape
     if spec.dtype in ("string", "bytes"):

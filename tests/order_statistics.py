@@ -22,8 +22,8 @@ from scipy import stats
 
 import wire
 from fastpipe import DenseSpec, _fastpipe
+from fastpipe._files._in_memory_files import lowered
 from fastpipe._reader.ordering import Ordering
-from fastpipe.sources.files._in_memory_files import lowered
 from fastpipe.specs import Features
 
 ALPHA = 1e-4
@@ -59,7 +59,7 @@ def order(
     drop_last: bool = False,
     rank: int = 0,
     world_size: int = 1,
-    uneven: str = "drop",
+    on_uneven: str = "drop",
 ) -> _fastpipe.Order:
     """Returns an order, with the default way of sharding between ranks."""
     ordering = Ordering(
@@ -72,7 +72,7 @@ def order(
         rank=rank,
         world_size=world_size,
         shard_by="block" if shuffle in ("block", "buffer") else "window",
-        uneven=uneven,
+        on_uneven=on_uneven,
     )
     return ordering.of(data)
 

@@ -44,8 +44,8 @@ FEATURES = {
     "vector": fastpipe.DenseSpec((3,), "float32"),
     "items": fastpipe.RaggedSpec((None,), "int32"),
     "words": fastpipe.RaggedSpec((None,), "string"),
-    "note": fastpipe.DenseSpec((), "string", nulls="mask"),
-    "score": fastpipe.DenseSpec((), "float64", nulls="mask"),
+    "note": fastpipe.DenseSpec((), "string", on_null="mask"),
+    "score": fastpipe.DenseSpec((), "float64", on_null="mask"),
     "terms": fastpipe.SparseSpec((8,), "float32"),
 }
 ONLY_ID = {"id": FEATURES["id"]}

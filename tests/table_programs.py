@@ -101,7 +101,7 @@ def forked() -> None:
     def work() -> None:
         try:
             next(batches)
-        except fastpipe.PassClosedError:
+        except fastpipe.errors.PassClosedError:
             pass
         else:
             raise AssertionError("a pass was usable in another process")

@@ -178,26 +178,30 @@ def test_errors_of_the_allocator_are_raised(large: Data, after: int, threads: in
     reader = large.read(batch_size=4000, num_threads=threads, prefetch=1)
     wanted = r"asked for \d+ bytes, the allocator raised OSError: no page-locked memory is left"
     started = start(reader, allocate)
-    with pytest.raises(fastpipe.LimitError, match=wanted):
+    with pytest.raises(fastpipe.errors.LimitError, match=wanted):
         list(started)
-    with pytest.raises(fastpipe.LimitError, match=wanted):
+    with pytest.raises(fastpipe.errors.LimitError, match=wanted):
         next(started)
     assert samples.ids_of(reader) == list(range(large.total))
 
 
 WRONG = {
-    "a list": (lambda n: [0] * n, fastpipe.LimitError, "the allocator raised TypeError"),
-    "floats": (lambda n: np.zeros(n), fastpipe.LimitError, "the allocator raised TypeError"),
-    "two dimensions": (lambda n: np.zeros((n, 1), np.uint8), fastpipe.LimitError, "the allocator raised TypeError"),
-    "gaps": (lambda n: aligned((2 * n,), np.uint8)[::2], fastpipe.LimitError, "not contiguous"),
+    "a list": (lambda n: [0] * n, fastpipe.errors.LimitError, "the allocator raised TypeError"),
+    "floats": (lambda n: np.zeros(n), fastpipe.errors.LimitError, "the allocator raised TypeError"),
+    "two dimensions": (
+        lambda n: np.zeros((n, 1), np.uint8),
+        fastpipe.errors.LimitError,
+        "the allocator raised TypeError",
+    ),
+    "gaps": (lambda n: aligned((2 * n,), np.uint8)[::2], fastpipe.errors.LimitError, "not contiguous"),
     "too few": (
         lambda n: aligned((n - 1,), np.uint8),
-        fastpipe.UnsupportedError,
+        fastpipe.errors.UnsupportedError,
         "asked for 4096 bytes.*returned 4095",
     ),
-    "none": (lambda n: aligned((0,), np.uint8), fastpipe.UnsupportedError, "asked for 4096 bytes.*returned 0"),
-    "not aligned": (lambda n: aligned((n + 1,), np.uint8)[1:], fastpipe.UnsupportedError, "at a multiple of 64"),
-    "read-only": (lambda n: np.frombuffer(bytes(n), np.uint8), fastpipe.LimitError, "writ"),
+    "none": (lambda n: aligned((0,), np.uint8), fastpipe.errors.UnsupportedError, "asked for 4096 bytes.*returned 0"),
+    "not aligned": (lambda n: aligned((n + 1,), np.uint8)[1:], fastpipe.errors.UnsupportedError, "at a multiple of 64"),
+    "read-only": (lambda n: np.frombuffer(bytes(n), np.uint8), fastpipe.errors.LimitError, "writ"),
 }
 
 
@@ -218,7 +222,7 @@ def test_an_array_in_use_is_rejected(large: Data, overlap: str) -> None:
             return given[0][: 1 << 25]
         return given[0][: 1 << 25] if overlap == "the same" else given[0][(1 << 25) - 64 :]
 
-    with pytest.raises(fastpipe.LimitError, match="overlaps one that was returned before and is still in use"):
+    with pytest.raises(fastpipe.errors.LimitError, match="overlaps one that was returned before and is still in use"):
         list(start(large.read(batch_size=4000, num_threads=1), allocate))
 
 
@@ -250,7 +254,7 @@ def test_running_out_of_memory_is_reported(data: Data) -> None:
     def allocate(nbytes: int) -> np.ndarray:
         raise MemoryError("it is full")
 
-    with pytest.raises(fastpipe.OutOfMemoryError, match="the allocator raised MemoryError: it is full"):
+    with pytest.raises(fastpipe.errors.OutOfMemoryError, match="the allocator raised MemoryError: it is full"):
         list(start(data.read(batch_size=7), allocate))
 
 

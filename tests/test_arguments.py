@@ -65,9 +65,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"memory_limit": 1.5e9}, TypeError, 'memory_limit must be a whole number of bytes or a size such as "512MB"'),
         ({"memory_limit": "much"}, ValueError, "memory_limit must be"),
         ({"index_cache": 3}, TypeError, "index_cache must be"),
-        ({"columns": ["clicsk"]}, fastpipe.SchemaError, 'did you mean "clicks"'),
-        ({"columns": ["Label"]}, fastpipe.SchemaError, 'did you mean "label"'),
-        ({"features": {"usr": DenseSpec((), "int64")}}, fastpipe.SchemaError, "did you mean 'user'"),
+        ({"columns": ["clicsk"]}, fastpipe.errors.SchemaError, 'did you mean "clicks"'),
+        ({"columns": ["Label"]}, fastpipe.errors.SchemaError, 'did you mean "label"'),
+        ({"features": {"usr": DenseSpec((), "int64")}}, fastpipe.errors.SchemaError, "did you mean 'user'"),
     ],
 )
 def test_the_message_names_the_argument(path: str, arguments: Any, error: type[Exception], match: str) -> None:
@@ -75,7 +75,7 @@ def test_the_message_names_the_argument(path: str, arguments: Any, error: type[E
         fastpipe.read_avro(path, **{"batch_size": 4} | arguments)
 
 
-@pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 def test_numpy_numbers_and_bools_are_accepted(path: str) -> None:
     reader = fastpipe.read_avro(
         path,
@@ -91,18 +91,21 @@ def test_numpy_numbers_and_bools_are_accepted(path: str) -> None:
 
 
 def test_other_calls_name_the_argument(path: str) -> None:
-    arrays = fastpipe.Interactions.from_arrays(np.array([0, 0, 1, 1]), np.array([0, 1, 2, 3]))
-    held_out = fastpipe.HeldOut(np.array([0]), np.array([3]))
+    arrays = fastpipe.recsys.Interactions.from_arrays(np.array([0, 0, 1, 1]), np.array([0, 1, 2, 3]))
+    held_out = fastpipe.recsys.HeldOut(np.array([0]), np.array([3]))
     for call, match in (
         (lambda: fastpipe.infer_features(path, columns=[1]), "columns must be a list of"),
-        (lambda: fastpipe.AvroFile(3), "path must be the path of a file, bytes or a binary file object; got 3"),
+        (lambda: fastpipe.avro.AvroFile(3), "path must be the path of a file, bytes or a binary file object; got 3"),
         (lambda: fastpipe.rebatch([], 4, drop_last="no"), "drop_last must be True or False"),
         (lambda: fastpipe.rebatch([], 4, copy=1), "copy must be True or False"),
         (
-            lambda: fastpipe.read_interactions(arrays, batch_size=2, negatives=1, repeats="no"),
+            lambda: fastpipe.recsys.read_interactions(arrays, batch_size=2, negatives=1, repeats="no"),
             "repeats must be True or False",
         ),
-        (lambda: fastpipe.evaluation_candidates(arrays, held_out, 1, repeats=0), "repeats must be True or False"),
+        (
+            lambda: fastpipe.recsys.evaluation_candidates(arrays, held_out, 1, repeats=0),
+            "repeats must be True or False",
+        ),
     ):
         with pytest.raises(TypeError, match=match):
             call()
@@ -122,9 +125,9 @@ def test_reprs_are_short(path: str) -> None:
     """However much data an object holds, its repr is short and contains no memory addresses."""
     many = np.arange(100_000, dtype=np.int32)
     wide = np.zeros((1000, 1000), np.int32)
-    candidates = fastpipe.Candidates(many, wide, wide == 0)
+    candidates = fastpipe.recsys.Candidates(many, wide, wide == 0)
     assert repr(candidates) == "Candidates(users=int32[100000], items=int32[1000, 1000], valid=bool[1000, 1000])"
-    assert repr(fastpipe.HeldOut(many, many)) == "HeldOut(users=int32[100000], items=int32[100000])"
+    assert repr(fastpipe.recsys.HeldOut(many, many)) == "HeldOut(users=int32[100000], items=int32[100000])"
     with fastpipe.read_avro(path, batch_size=16) as reader:
         batches = iter(reader)
         assert repr(batches) == "<fastpipe pass: 0 of 3 batches yielded, epoch 0>"
@@ -136,10 +139,10 @@ def test_reprs_are_short(path: str) -> None:
         reader.close()
         assert repr(closed) == "<fastpipe pass: 0 of 3 batches yielded, epoch 1, closed>"
         plain = fastpipe.rebatch(iter(reader), 5)
-        assert repr(plain) == "<fastpipe.Rebatcher: batch_size=5>"
+        assert repr(plain) == "<fastpipe.typing.Rebatcher: batch_size=5>"
         mixed = fastpipe.rebatch([], 5, shuffle_buffer=100, seed=3, epoch=2)
-        assert repr(mixed) == "<fastpipe.Rebatcher: batch_size=5, shuffle_buffer=100, seed=3, epoch=2>"
-        for thing in (reader, fastpipe.AvroFile(path), candidates, plain, reader.batch_at(0)["clicks"]):
+        assert repr(mixed) == "<fastpipe.typing.Rebatcher: batch_size=5, shuffle_buffer=100, seed=3, epoch=2>"
+        for thing in (reader, fastpipe.avro.AvroFile(path), candidates, plain, reader.batch_at(0)["clicks"]):
             assert len(repr(thing)) < 300
             assert not re.search(r"0x[0-9a-f]{6}", repr(thing))
 
@@ -165,12 +168,12 @@ def test_steps_and_rows_out_of_range(path: str) -> None:
 def test_messages_name_the_cause_of_a_closed_pass(path: str) -> None:
     def fails(batches: Any, match: str) -> None:
         for _ in range(2):
-            with pytest.raises(fastpipe.PassClosedError, match=match) as caught:
+            with pytest.raises(fastpipe.errors.PassClosedError, match=match) as caught:
                 next(batches)
             assert isinstance(caught.value, RuntimeError)
 
     reader = fastpipe.read_avro(path, batch_size=4)
-    with pytest.raises(fastpipe.PassClosedError, match=r"another iter\(reader\) began a pass.*two readers"):
+    with pytest.raises(fastpipe.errors.PassClosedError, match=r"another iter\(reader\) began a pass.*two readers"):
         list(zip(reader, reader, strict=True))
     first = iter(reader)
     state = reader.state_dict()
@@ -204,12 +207,12 @@ def test_messages_about_missing_columns_list_all_columns(tmp_path: Path) -> None
     )
     path = tmp_path / "a.avro"
     path.write_bytes(wire.container(schema, []))
-    with pytest.raises(fastpipe.SchemaError) as caught:
+    with pytest.raises(fastpipe.errors.SchemaError) as caught:
         fastpipe.infer_features(path, columns=["dya"])
     message = str(caught.value)
     assert "the schema has no column 'dya'; did you mean \"day\"? " in message
     columns = '"user", "day", "either", "either:int", "either:string", "clicks"'
     assert f'It has {columns}; "more" (which are not read)' in message
-    with pytest.raises(fastpipe.SchemaError) as caught:
+    with pytest.raises(fastpipe.errors.SchemaError) as caught:
         fastpipe.infer_features(path, columns=["q"])
     assert "did you mean" not in str(caught.value)

@@ -34,7 +34,7 @@ def test_streams_are_rejected(folder: Path) -> None:
         with pa.ipc.new_stream("stream.arrow", table().schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
             writer.write_table(table())
         match = r"an Arrow stream.*from_arrow\(pyarrow\.ipc\.open_stream\(path\)\)"
-        expected = fastpipe.MalformedFileError if options else fastpipe.UnsupportedError
+        expected = fastpipe.errors.MalformedFileError if options else fastpipe.errors.UnsupportedError
         with pytest.raises(expected, match=None if options else match) as error:
             rows("stream.arrow")
         assert error.value.path == "stream.arrow"
@@ -42,7 +42,9 @@ def test_streams_are_rejected(folder: Path) -> None:
 
 def test_old_feather_files_are_rejected(folder: Path) -> None:
     Path("old.feather").write_bytes(b"FEA1" + b"\0" * 60 + b"FEA1")
-    with pytest.raises(fastpipe.UnsupportedError, match=r"Feather file of version 1: .*pyarrow\.feather\.read_table"):
+    with pytest.raises(
+        fastpipe.errors.UnsupportedError, match=r"Feather file of version 1: .*pyarrow\.feather\.read_table"
+    ):
         rows("old.feather")
 
 
@@ -127,7 +129,7 @@ def test_nested_dictionaries_and_other_columns(folder: Path) -> None:
 def test_nulls_are_detected(folder: Path, column: Any, nulls: str) -> None:
     write("file", [pa.record_batch({"x": column})])
     (spec,) = fastpipe.read_arrow("file", batch_size=1).features.values()
-    assert spec.nulls == nulls
+    assert spec.on_null == nulls
     assert [next(iter(row.values())) for row in rows("file")] == [
         item["f"] if isinstance(item, dict) else None if "struct" in str(column.type) and item is None else item
         for item in column.to_pylist()
@@ -167,7 +169,7 @@ def tensors(values: Any) -> Any:
 def test_nulls_are_detected_at_all_levels(folder: Path, column: Any, nulls: list[str]) -> None:
     write("file", [pa.record_batch({"x": column})])
     reader = fastpipe.read_arrow("file", batch_size=2)
-    assert [spec.nulls for spec in reader.features.values()] == nulls
+    assert [spec.on_null for spec in reader.features.values()] == nulls
     table = fastpipe.from_arrow(pa.table({"x": column}), batch_size=2)
     assert reader.features == table.features
     (found,), (expected,) = ([column_files.as_rows(batch) for batch in batches] for batches in (reader, table))
@@ -181,7 +183,7 @@ def test_unsupported_intervals_fail_only_if_read(
 ) -> None:
     """pyarrow doesn't support arrays with two kinds of intervals, so the test patches a file."""
     if not looked_at:
-        monkeypatch.setattr("fastpipe.sources.units._arrow_files._LOOKED_AT", 0)
+        monkeypatch.setattr("fastpipe.units._arrow_files._LOOKED_AT", 0)
     days = pa.array([pa.MonthDayNano([1, 2, 3])] * 3)
     write("file", [pa.record_batch({"x": [1, 2, None], "i": days, "s": [{"a": 1}] * 3})])
     data = Path("file").read_bytes()
@@ -196,7 +198,7 @@ def test_unsupported_intervals_fail_only_if_read(
     else:
         raise AssertionError("no such byte")
     assert rows("file", columns=["x", "s"]) == [{"x": x, "s.a": 1} for x in (1, 2, None)]
-    with pytest.raises(fastpipe.UnsupportedError, match=r'Interval.* are not read; columns=\["x", "s\.a"\]'):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=r'Interval.* are not read; columns=\["x", "s\.a"\]'):
         rows("file")
 
 
@@ -213,7 +215,7 @@ def test_row_counts_match_pyarrow(folder: Path, monkeypatch: pytest.MonkeyPatch)
                 writer.write_batch(whole.to_batches()[0].slice(a, b - a))
         looked = fastpipe.read_arrow("file", batch_size=7)
         with monkeypatch.context() as patch:
-            patch.setattr("fastpipe.sources.units._arrow_files._LOOKED_AT", 0)
+            patch.setattr("fastpipe.units._arrow_files._LOOKED_AT", 0)
             counted = fastpipe.read_arrow("file", batch_size=7)
             assert rows("file") == [{"x": 1, "t": "a", "d": "a"}] * sum(sizes)
         places = [looked.locate(step, 0, epoch=0) for step in range(len(looked))]

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 import fastpipe
 import oracle
-from fastpipe import DenseSpec, Masked, Ragged, RaggedSpec, Sparse, SparseCSR, SparseSpec, Strings, to_arrow
+from fastpipe import DenseSpec, Masked, Ragged, RaggedSpec, Sparse, SparseSpec, Strings, to_arrow
 from fastpipe._arrow import features_of, schema_of
+from fastpipe.batch import SparseCSR
 
 NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
 
@@ -341,21 +342,21 @@ SPECS: dict[str, Any] = {
     "flag": DenseSpec((), "bool"),
     "text": DenseSpec((), "string"),
     "raw": DenseSpec((), "bytes"),
-    "maybe": DenseSpec((), "int64", nulls="mask"),
+    "maybe": DenseSpec((), "int64", on_null="mask"),
     "filled": DenseSpec((), "int64", fill=-1, field="maybe"),
     "three": DenseSpec((3,), "int32"),
     "padded": DenseSpec((5,), "float32", pad=-1, field="three"),
     "count": DenseSpec((), "int64", field="three", length=True),
     "ragged": RaggedSpec((None,), "int32", field="three"),
-    "holes": RaggedSpec((None, None), "int64", nulls="mask"),
-    "no_holes": RaggedSpec((None, None), "int64", nulls="fill", field="holes"),
-    "texts": RaggedSpec((None,), "string", nulls="mask"),
+    "holes": RaggedSpec((None, None), "int64", on_null="mask"),
+    "no_holes": RaggedSpec((None, None), "int64", on_null="fill", field="holes"),
+    "texts": RaggedSpec((None,), "string", on_null="mask"),
     "lists": RaggedSpec((None, 2), "int64"),
     "outer": RaggedSpec((2, None), "int64", field="lists"),
     "square": DenseSpec((2, 2), "int64", field="lists"),
     "counts": RaggedSpec((None,), "int64", length=True, field="lists"),
-    "coo": SparseSpec((9, None), "string", nulls="mask", field="terms"),
-    "csr": SparseSpec((9, 9), "string", nulls="fill", layout="csr", field="terms"),
+    "coo": SparseSpec((9, None), "string", on_null="mask", field="terms"),
+    "csr": SparseSpec((9, 9), "string", on_null="fill", layout="csr", field="terms"),
 }
 
 
@@ -385,7 +386,7 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("options", [{}, {"rank": 1, "world_size": 3, "uneven": "pad"}])
+@pytest.mark.parametrize("options", [{}, {"rank": 1, "world_size": 3, "on_uneven": "pad"}])
 def test_the_schema_is_that_of_every_batch(every_kind: Path, options: dict[str, Any]) -> None:
     reader = fastpipe.read_avro(every_kind, features=SPECS, batch_size=7, **options)
     schema = schema_of(reader.features, valid=bool(options))
@@ -440,10 +441,10 @@ VALUES: list[tuple[str, st.SearchStrategy[Any]]] = [
 @st.composite
 def specs(draw: st.DrawFn) -> Any:
     kind = draw(st.sampled_from([DenseSpec, RaggedSpec, SparseSpec]))
-    options: dict[str, Any] = {"nulls": draw(st.sampled_from(["error", "mask", "fill"]))}
+    options: dict[str, Any] = {"on_null": draw(st.sampled_from(["error", "mask", "fill"]))}
     options["field"] = draw(st.none() | st.text(min_size=1, max_size=5))
     dtype, value = draw(st.sampled_from(VALUES))
-    if options["nulls"] == "fill" and draw(st.booleans()):
+    if options["on_null"] == "fill" and draw(st.booleans()):
         options["fill"] = draw(value)
     shape: Any = draw(shapes)
     if kind is DenseSpec and shape and dtype not in ("string", "bytes") and draw(st.booleans()):
@@ -463,7 +464,7 @@ def test_specs_round_trip_through_the_schema(features: dict[str, Any]) -> None:
     found = features_of(schema_of(features))
     assert found is not None
     # Compared by repr, because NaN isn't equal to itself.
-    assert repr(found) == repr(fastpipe.Features(features))
+    assert repr(found) == repr(fastpipe.typing.Features(features))
     assert list(found) == list(features)
 
 
@@ -475,14 +476,16 @@ def test_unreadable_metadata_is_rejected() -> None:
         return schema.with_metadata({"fastpipe:features": text if isinstance(text, bytes) else json.dumps(text)})
 
     assert features_of(with_text(stored)) == {"a": DenseSpec((), "bytes", fill=b"x")}
-    with pytest.raises(fastpipe.UnsupportedError, match="version 2, and this version of fastpipe reads version 1"):
+    with pytest.raises(
+        fastpipe.errors.UnsupportedError, match="version 2, and this version of fastpipe reads version 1"
+    ):
         features_of(with_text(stored | {"version": 2}))
     entry = stored["features"]["a"]
     for wrong in (b"", b"\xff", b"[" * 100_000, b"3", b"[]", b"{}", {"version": 1}, stored | {"features": []}):
-        with pytest.raises(fastpipe.SchemaError, match="can't be read"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="can't be read"):
             features_of(with_text(wrong))
     for change in ({"kind": "other"}, {"kind": {}}, {"shape": 3}, {"dtype": "int7"}, {"extra": 1}, {"fill": {}}):
-        with pytest.raises(fastpipe.SchemaError, match="can't be read"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="can't be read"):
             features_of(with_text(stored | {"features": {"a": entry | change}}))
     with pytest.raises(TypeError, match=r"schema must be a pyarrow\.Schema"):
         features_of({})  # type: ignore[arg-type]

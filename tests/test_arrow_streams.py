@@ -45,8 +45,8 @@ def make(request: pytest.FixtureRequest, data: samples.Data) -> Make:
     if request.param == "avro":
         return data.read
     ids = np.arange(100)
-    positives = fastpipe.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
-    return lambda **options: fastpipe.read_interactions(positives, negatives=1, **{"shuffle": False, **options})
+    positives = fastpipe.recsys.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
+    return lambda **options: fastpipe.recsys.read_interactions(positives, negatives=1, **{"shuffle": False, **options})
 
 
 def ids(table: pa.Table) -> list[Any]:
@@ -73,7 +73,7 @@ def damaged(folder: Path) -> fastpipe.Reader:
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize(
-    "options", [{}, {"rank": 2, "world_size": 3, "uneven": "pad", "shard_by": "batch"}, {"epochs": 2}]
+    "options", [{}, {"rank": 2, "world_size": 3, "on_uneven": "pad", "shard_by": "batch"}, {"epochs": 2}]
 )
 def test_a_stream_is_a_pass(make: Make, shuffle: Any, options: dict[str, Any]) -> None:
     options = {"batch_size": 16, "shuffle": shuffle} | ({"seed": 3} if shuffle else {}) | options
@@ -234,7 +234,7 @@ def test_every_dtype_matches_to_arrow(nulls: Any) -> None:
         columns[f"{kind} lists"] = pa.ListArray.from_arrays(pa.array([*range(0, 120, 3), 120], pa.int32()), items)
     table = pa.table(columns)
     features = {
-        name: replace(spec, nulls=nulls) for name, spec in fastpipe.from_arrow(table, batch_size=16).features.items()
+        name: replace(spec, on_null=nulls) for name, spec in fastpipe.from_arrow(table, batch_size=16).features.items()
     }
     for shuffle in (False, True):
         reader, twin = (
@@ -263,7 +263,7 @@ def test_sparse_columns_of_any_layout_are_the_same_stream(tmp_path: Path, source
         if source == "avro"
         else {
             "one": fastpipe.SparseSpec((9,), "float64"),
-            "two": fastpipe.SparseSpec((None, 5), "float64", nulls="mask"),
+            "two": fastpipe.SparseSpec((None, 5), "float64", on_null="mask"),
         }
     )
     tables = {}
@@ -280,7 +280,7 @@ def test_sparse_columns_of_any_layout_are_the_same_stream(tmp_path: Path, source
                 True
             ] * 13
             form = type(next(iter(reader))["terms" if source == "avro" else "one"])
-            assert form is (fastpipe.Sparse if layout == "coo" else fastpipe.SparseCSR)
+            assert form is (fastpipe.Sparse if layout == "coo" else fastpipe.batch.SparseCSR)
             reader.set_epoch(1)
         reader.set_epoch(0)
         assert features_of(pa.schema(reader)) == features
@@ -385,7 +385,7 @@ def test_two_streams_of_one_reader_are_two_passes(make: Make) -> None:
     first = reader.to_reader()
     first.read_next_batch()
     second = reader.to_reader()
-    with pytest.raises(fastpipe.PassClosedError, match="use two readers for two passes"):
+    with pytest.raises(fastpipe.errors.PassClosedError, match="use two readers for two passes"):
         first.read_next_batch()
     assert second.read_all().num_rows == ROWS
     closed = pa.RecordBatchReader.from_stream(reader)
@@ -397,7 +397,7 @@ def test_two_streams_of_one_reader_are_two_passes(make: Make) -> None:
 def test_errors_of_a_pass_are_raised(tmp_path: Path) -> None:
     reader = damaged(tmp_path)
     stream = reader.to_reader()
-    with pytest.raises(fastpipe.MalformedFileError, match="expected UTF-8 text") as error:
+    with pytest.raises(fastpipe.errors.MalformedFileError, match="expected UTF-8 text") as error:
         stream.read_all()
     assert (error.value.path, error.value.block) == (reader.files[1], 10)
     said = str(error.value)

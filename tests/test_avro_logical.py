@@ -55,7 +55,7 @@ def test_times(logical: str) -> None:
         assert read(paths, logical_types=False) == {"x": values}
         assert read(paths, features={"x": DenseSpec((), "int64")}) == {"x": values}
         for other in ("string", "bool", "datetime64[s]", "timedelta64[s]"):
-            with pytest.raises(fastpipe.SchemaError, match=f'request "{dtype}"'.replace("[", r"\[")):
+            with pytest.raises(fastpipe.errors.SchemaError, match=f'request "{dtype}"'.replace("[", r"\[")):
                 read(paths, features={"x": DenseSpec((), other)})
 
 
@@ -69,7 +69,7 @@ def test_times_of_sparse_records(logical: str) -> None:
             (batch,) = fastpipe.read_avro(paths, features={"x": SparseSpec((9,), asked)}, batch_size=1)
             assert batch["x"].values.view(np.int64).tolist() == [5, -1]
         for other in ("datetime64[s]", "timedelta64[s]"):
-            with pytest.raises(fastpipe.SchemaError, match=f'request "{dtype}"'.replace("[", r"\[")):
+            with pytest.raises(fastpipe.errors.SchemaError, match=f'request "{dtype}"'.replace("[", r"\[")):
                 read(paths, features={"x": SparseSpec((9,), other)})
 
 
@@ -77,7 +77,7 @@ def test_times_that_are_null() -> None:
     schema = ["null", {"type": "long", "logicalType": "timestamp-micros"}]
     with files(one(schema, None, 5, None)) as paths:
         assert read(paths) == {"x": [None, 5, None]}
-        filled = {"x": DenseSpec((), "datetime64[us]", nulls="fill")}
+        filled = {"x": DenseSpec((), "datetime64[us]", on_null="fill")}
         assert read(paths, features=filled) == {"x": [NAT, 5, NAT]}
         (batch,) = fastpipe.read_avro(paths, features=filled, batch_size=3)
         assert np.isnat(batch["x"]).tolist() == [True, False, True]
@@ -97,7 +97,7 @@ def test_arrays_of_times() -> None:
 def test_units_of_other_files() -> None:
     millis, micros = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
     with files(one(millis, 1), one(micros, 2), one("long", 3)) as paths:
-        with pytest.raises(fastpipe.SchemaError, match="timestamp-micros") as caught:
+        with pytest.raises(fastpipe.errors.SchemaError, match="timestamp-micros") as caught:
             read(paths)
         assert (caught.value.path, caught.value.feature) == (paths[1], "x")
         assert read([paths[0], paths[2]]) == {"x": [1, 3]}
@@ -132,7 +132,7 @@ def test_decimals_are_exact_or_nearest(precision: int, data: st.DataObject) -> N
             if all(info.min <= value <= info.max for value in scaled):
                 assert read(paths, features=spec) == {"x": scaled}
             else:
-                with pytest.raises(fastpipe.ValueRangeError, match=dtype):
+                with pytest.raises(fastpipe.errors.ValueRangeError, match=dtype):
                     read(paths, features=spec)
 
 
@@ -144,7 +144,7 @@ def test_decimals_that_exceed_their_precision(size: int | None) -> None:
         assert read(paths) == {"x": values}
     for value in (2**63, -(2**63) - 1, 2**127 - 1):
         with files(one(decimals(2, 1, size), signed(value, 16))) as paths:
-            with pytest.raises(fastpipe.ValueRangeError, match="doesn't fit int64") as caught:
+            with pytest.raises(fastpipe.errors.ValueRangeError, match="doesn't fit int64") as caught:
                 read(paths)
             assert (caught.value.feature, caught.value.record) == ("x", 0)
             assert read(paths, features={"x": DenseSpec((), "float64")}) == {"x": [float(Fraction(value, 10))]}
@@ -153,7 +153,7 @@ def test_decimals_that_exceed_their_precision(size: int | None) -> None:
 
 def test_decimals_of_more_than_128_bits() -> None:
     with files(one(decimals(40), signed(2**127))) as paths:
-        with pytest.raises(fastpipe.ValueRangeError, match='"bytes" all'):
+        with pytest.raises(fastpipe.errors.ValueRangeError, match='"bytes" all'):
             read(paths)
         assert read(paths, features={"x": DenseSpec((), "bytes")}) == {"x": [signed(2**127)]}
         assert read(paths, logical_types=False) == {"x": [signed(2**127)]}
@@ -167,9 +167,11 @@ def test_decimals_without_bytes_are_0() -> None:
 def test_requested_scales() -> None:
     with files(one(decimals(9, 2), signed(1234), signed(-5))) as paths:
         assert read(paths, features={"x": DenseSpec((), "int32", scale=3)}) == {"x": [12340, -50]}
-        with pytest.raises(fastpipe.SchemaError, match="2 decimal places, and scale=1 would round"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="2 decimal places, and scale=1 would round"):
             read(paths, features={"x": DenseSpec((), "int64", scale=1)})
-        with pytest.raises(fastpipe.SchemaError, match=r'integer dtype with scale=.*"int64", scale=2\)} reads it'):
+        with pytest.raises(
+            fastpipe.errors.SchemaError, match=r'integer dtype with scale=.*"int64", scale=2\)} reads it'
+        ):
             read(paths, features={"x": DenseSpec((), "int64")})
     null = ["null", decimals(9, 2)]
     with files(one(null, Branch(0, None), Branch(1, signed(7)))) as paths:
@@ -184,7 +186,7 @@ def test_scales_of_other_files() -> None:
     """The first file's scale applies to the column. Smaller scales of other files are converted to it."""
     with files(*(one(decimals(9, scale), signed(4)) for scale in (2, 1, 3))) as paths:
         assert read(paths[:2]) == {"x": [4, 40]}
-        with pytest.raises(fastpipe.SchemaError, match="3 decimal places") as caught:
+        with pytest.raises(fastpipe.errors.SchemaError, match="3 decimal places") as caught:
             read(paths)
         assert caught.value.path == paths[2]
         assert read(paths, features={"x": DenseSpec((), "int64", scale=3)}) == {"x": [40, 400, 4]}
@@ -241,7 +243,7 @@ def test_uuids() -> None:
             "t bytes": [str(UUID).encode(), str(uuid.UUID(int=0)).encode()],
             "t array": [list(UUID.bytes), [0] * 16],
         }
-        with pytest.raises(fastpipe.SchemaError, match="last dimension of these values must be 16"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="last dimension of these values must be 16"):
             read(paths, features={"t": DenseSpec((15,), "uint8")})
 
 
@@ -251,7 +253,7 @@ def test_uuids() -> None:
 def test_invalid_uuids_are_read_as_text(wrong: str) -> None:
     with files(one({"type": "string", "logicalType": "uuid"}, str(UUID), wrong)) as paths:
         assert read(paths) == {"x": [str(UUID), wrong]}
-        with pytest.raises(fastpipe.MalformedFileError, match="text of a UUID") as caught:
+        with pytest.raises(fastpipe.errors.MalformedFileError, match="text of a UUID") as caught:
             read(paths, features={"x": DenseSpec((16,), "uint8")})
         assert caught.value.feature == "x"
 
@@ -260,15 +262,15 @@ def test_durations() -> None:
     schema = {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}
     most = [2**32 - 1] * 3
     with files(one(["null", schema], None, b"\xff" * 12, bytes([1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]))) as paths:
-        assert fastpipe.infer_features(paths) == {"x": DenseSpec((3,), "uint32", nulls="mask")}
+        assert fastpipe.infer_features(paths) == {"x": DenseSpec((3,), "uint32", on_null="mask")}
         assert read(paths) == {"x": [None, most, [1, 2, 3]]}
         assert read(paths, features={"x": DenseSpec((3,), "uint32", fill=7)}) == {"x": [[7] * 3, most, [1, 2, 3]]}
-        whole = {"x": DenseSpec((12,), "uint8", nulls="fill")}
+        whole = {"x": DenseSpec((12,), "uint8", on_null="fill")}
         assert read(paths, features=whole)["x"][1] == [255] * 12
         assert read(paths, features={"x": DenseSpec((), "bytes", fill=b"-")})["x"][:2] == [b"-", b"\xff" * 12]
         for shape in ((), (2,), (3, 1)):
-            with pytest.raises(fastpipe.SchemaError):
-                read(paths, features={"x": DenseSpec(shape, "uint32", nulls="mask")})
+            with pytest.raises(fastpipe.errors.SchemaError):
+                read(paths, features={"x": DenseSpec(shape, "uint32", on_null="mask")})
     with files(one(wire.list_of(schema), [bytes(12)] * 2, [b"\xff" * 12])) as paths:
         assert fastpipe.infer_features(paths) == {"x": RaggedSpec((None, 3), "uint32")}
         assert read(paths) == {"x": [[[0] * 3] * 2, [most]]}

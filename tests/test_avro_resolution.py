@@ -23,7 +23,7 @@ from oracle import Branch
 from strategies import SOME, orders
 
 # The datasets are so small that an incomplete last batch is a large part of them.
-pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 
 def plain(value: Any) -> Any:
@@ -56,7 +56,7 @@ def test_any_change_of_any_schema(schema: Any, seed: int, count: int, order: dic
         rows += [resolved(schema, reader_schema, row) for row in more]
     except UnresolvedError:
         # Bytes that are not UTF-8 are reported as damage.
-        errors = fastpipe.SchemaError, fastpipe.MalformedFileError
+        errors = fastpipe.errors.SchemaError, fastpipe.errors.MalformedFileError
         with files(*blobs) as paths, pytest.raises(errors, match=r"resolve|symbol|UTF-8"):
             read(paths, reader_schema=reader_schema)
         return
@@ -65,7 +65,7 @@ def test_any_change_of_any_schema(schema: Any, seed: int, count: int, order: dic
         assert list(reader.features) == names
         for leaf in leaves:
             spec = reader.features[leaf.name]
-            assert (spec.dtype, spec.scale, spec.nulls == "mask") == (leaf.dtype, leaf.scale, leaf.nullable)
+            assert (spec.dtype, spec.scale, spec.on_null == "mask") == (leaf.dtype, leaf.scale, leaf.nullable)
             if leaf.type.kind == "enum":
                 assert reader.symbols[leaf.name] == list(leaf.type.parts)
             elif leaf.type.kind == "union" and not oracle.numbers(leaf.type):
@@ -179,7 +179,7 @@ def test_defaults(name: str) -> None:
         reader["fields"][0]["default"] = {"no": "value"}
         assert read(paths, reader_schema=reader, columns=["a"]) == {"a": [1, 2]}
         if "map" not in name:
-            with pytest.raises(fastpipe.SchemaError, match="default of the reader's field 'x"):
+            with pytest.raises(fastpipe.errors.SchemaError, match="default of the reader's field 'x"):
                 read(paths, reader_schema=reader)
 
 
@@ -195,7 +195,7 @@ def test_a_default_without_entries(layout: str) -> None:
         assert oracle.rows(batch["s"], counted=True) == [[], [], [((4,), 0.5), ((1,), 2.0)]]
         assert list(fastpipe.infer_features(paths, reader_schema=reader)) == ["a", "s"]
         fields[1]["default"] = {"indices0": [1], "values": [2.0]}
-        with pytest.raises(fastpipe.SchemaError, match="a sparse record with entries, which is not supported"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="a sparse record with entries, which is not supported"):
             fastpipe.read_avro(paths, reader_schema=reader, batch_size=3)
 
 
@@ -217,7 +217,7 @@ def test_shapes_of_defaults() -> None:
             "cut": [[1.0]] * 2,
             "count": [2, 2],
         }
-        with pytest.raises(fastpipe.SchemaError, match="has 2 items, but the shape requires 3"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="has 2 items, but the shape requires 3"):
             read(paths, reader_schema=reader, features={"x": DenseSpec((3,), "int64")})
         field["default"] = [1, 300]
         with pytest.raises(fastpipe.FastpipeError, match="'x'"):
@@ -252,7 +252,7 @@ def test_shapes_of_defaults() -> None:
 def test_types_that_do_not_resolve_are_named(of: Any, to: Any, found: str, wanted: str) -> None:
     within = lambda kind: wire.record("R", a="int", b=wire.record("Inner", c=kind))  # noqa: E731
     with files(container(within(of), [])) as paths:
-        with pytest.raises(fastpipe.SchemaError, match="resolve") as caught:
+        with pytest.raises(fastpipe.errors.SchemaError, match="resolve") as caught:
             fastpipe.read_avro(paths, batch_size=1, reader_schema=within(to))
         reason = str(caught.value)
         assert "'b.c'" in reason
@@ -269,7 +269,7 @@ def test_a_field_without_a_default() -> None:
     with files(container(schema, [{"a": 1}])) as paths:
         reader = wire.record("R", a="int", b="int")
         with pytest.raises(
-            fastpipe.SchemaError, match=r"'b': the file's record 'R' has no such field.*fill="
+            fastpipe.errors.SchemaError, match=r"'b': the file's record 'R' has no such field.*fill="
         ) as caught:
             read(paths, reader_schema=reader)
         assert caught.value.feature == "b"
@@ -298,7 +298,7 @@ def test_an_unresolved_branch_is_an_error_only_if_it_occurs() -> None:
     with files(container(writer, [{"f": Branch(0, 3)}])) as paths:
         assert read(paths, reader_schema=reader) == {"f": [3]}
     with files(container(writer, [{"f": Branch(0, 3)}, {"f": Branch(1, "t")}])) as paths:
-        with pytest.raises(fastpipe.SchemaError, match="'f': the file has string, the reader long") as caught:
+        with pytest.raises(fastpipe.errors.SchemaError, match="'f': the file has string, the reader long") as caught:
             read(paths, reader_schema=reader)
         assert caught.value.feature == "f"
         assert caught.value.block is not None
@@ -307,7 +307,7 @@ def test_an_unresolved_branch_is_an_error_only_if_it_occurs() -> None:
 def test_no_matching_branch_in_the_readers_union() -> None:
     schema, reader = wire.record("R", f="int"), wire.record("R", f=["null", "string"])
     match = "'f': the file has int, the reader union<null, string>"
-    with files(container(schema, [{"f": 3}])) as paths, pytest.raises(fastpipe.SchemaError, match=match):
+    with files(container(schema, [{"f": 3}])) as paths, pytest.raises(fastpipe.errors.SchemaError, match=match):
         read(paths, reader_schema=reader)
 
 
@@ -337,7 +337,7 @@ def test_a_branch_missing_in_the_readers_union_is_an_error(reader: list[Any]) ->
         names = list(fastpipe.infer_features(paths, reader_schema=reader_schema))
         for columns in ([name] for name in names):
             with pytest.raises(
-                fastpipe.SchemaError, match="'f': the file has the branch boolean, the reader"
+                fastpipe.errors.SchemaError, match="'f': the file has the branch boolean, the reader"
             ) as caught:
                 read(paths, reader_schema=reader_schema, columns=columns)
             error = caught.value
@@ -365,7 +365,7 @@ def test_decimals_of_other_scales() -> None:
         reader = wire.record("R", f=of(3))
         assert fastpipe.infer_features(paths, reader_schema=reader) == {"f": DenseSpec((), "int64", scale=3)}
         assert read(paths, reader_schema=reader) == {"f": [40, 400, 4]}
-        with pytest.raises(fastpipe.SchemaError, match="3 decimal places"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="3 decimal places"):
             read(paths[2:], reader_schema=wire.record("R", f=of(2)))
 
 
@@ -394,7 +394,7 @@ def test_fields_that_are_missing() -> None:
         assert read(paths, reader_schema="union") == expected
         back = read(paths[::-1], reader_schema="union")
         assert back == {name: column[::-1] for name, column in expected.items()}
-        with pytest.raises(fastpipe.SchemaError, match="has no field 'f'"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="has no field 'f'"):
             read(paths)
 
 
@@ -424,7 +424,9 @@ def test_symbols_of_all_files() -> None:
 def test_schemas_that_cannot_be_merged() -> None:
     millis, micros = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
     with files(one({"a": millis}, {"a": 1}), one({"a": micros}, {"a": 1})) as paths:
-        with pytest.raises(fastpipe.SchemaError, match=r"merged at 'a': long \(timestamp-millis\) and long") as caught:
+        with pytest.raises(
+            fastpipe.errors.SchemaError, match=r"merged at 'a': long \(timestamp-millis\) and long"
+        ) as caught:
             read(paths, reader_schema="union")
         assert caught.value.path == paths[1]
 
@@ -435,7 +437,7 @@ def test_decimals_merged() -> None:
     with files(*(one({"f": of(scale)}, {"f": b"\x04"}) for scale in (2, 3))) as paths:
         try:
             found = read(paths, reader_schema="union")
-        except fastpipe.SchemaError as error:
+        except fastpipe.errors.SchemaError as error:
             assert "'f'" in str(error)  # noqa: PT017
         else:
             assert found == {"f": [40, 4]}
@@ -471,7 +473,7 @@ def test_any_two_schemas_merged(schema: Any, seed: int, order: dict[str, Any]) -
         features = {leaf.name: leaf.spec() for leaf in leaves if leaf.name in seen and leaf.type.kind != "union"}
         for name, spec in features.items():
             if top(name) not in both:
-                features[name] = type(spec)(spec.shape, spec.dtype, nulls="mask", scale=spec.scale)
+                features[name] = type(spec)(spec.shape, spec.dtype, on_null="mask", scale=spec.scale)
         expected = [{name: row[name] for name in features} for row in expected]
         check_orders(paths, expected, order, reader_schema="union", features=features)
 
@@ -502,11 +504,11 @@ def test_fill_values_replace_missing_fields_of_later_files() -> None:
             "s.x": [4.0, 0.5],
             "u:string": ["none", "none"],
         }
-        with pytest.raises(fastpipe.SchemaError, match="has no field 'f'") as caught:
+        with pytest.raises(fastpipe.errors.SchemaError, match="has no field 'f'") as caught:
             read(paths)
         assert caught.value.path == paths[1]
         # The first file determines the features.
-        with pytest.raises(fastpipe.SchemaError, match="has no field 'f'"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="has no field 'f'"):
             read(paths[::-1], features=features)
 
 
@@ -523,13 +525,13 @@ def test_forms_of_a_schema(tmp_path: Path) -> None:
             assert read(paths, reader_schema=given) == {"b": [1]}
             assert fastpipe.infer_features(paths, reader_schema=given) == {"b": DenseSpec((), "int64")}
         assert read(paths, reader_schema=["null", schema]) == {"value.b": [1]}
-        with pytest.raises(fastpipe.SchemaError, match="expected an Avro schema"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="expected an Avro schema"):
             read(paths, reader_schema="")
-        with pytest.raises(fastpipe.StorageError, match="can't be read"):
+        with pytest.raises(fastpipe.errors.StorageError, match="can't be read"):
             read(paths, reader_schema=tmp_path / "none.avsc")
         with pytest.raises(TypeError, match='or "union"; got 5'):
             read(paths, reader_schema=5)
         with pytest.raises(TypeError, match="logical_types"):
             read(paths, logical_types="yes")
         with pytest.raises(ValueError, match='"warn", "error" or "ignore"'):
-            read(paths, unsupported="never")
+            read(paths, on_unsupported="never")

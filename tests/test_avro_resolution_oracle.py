@@ -36,7 +36,7 @@ from oracle import Branch, Type
 from strategies import SOME
 
 # The datasets are so small that an incomplete last batch is a large part of them.
-pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 Rewriter = Callable[..., str]
 
@@ -330,7 +330,10 @@ def test_every_type_read_as_every_other(rewriter: Rewriter, of: str, around: str
     for to, kind in KINDS.items():
         schema, reader_schema = root(writer(KINDS[of])), root(reader(kind))
         for row in check(rewriter, schema, reader_schema, Filled(len(to)), 4):
-            with files(container(schema, [row])) as paths, pytest.raises(fastpipe.SchemaError, match=r"resolve|symbol"):
+            with (
+                files(container(schema, [row])) as paths,
+                pytest.raises(fastpipe.errors.SchemaError, match=r"resolve|symbol"),
+            ):
                 list(fastpipe.read_avro(paths, batch_size=1, reader_schema=reader_schema))
 
 

@@ -18,7 +18,7 @@ from oracle import Branch
 from strategies import SOME, orders
 
 # The datasets are so small that an incomplete last batch is a large part of them.
-pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 
 @hypothesis.settings(max_examples=SOME)
@@ -34,7 +34,7 @@ def test_any_schema_in_any_order(schema: Any, seed: int, count: int, order: dict
         assert list(reader.features) == [leaf.name for leaf in leaves]
         for leaf in leaves:
             spec = reader.features[leaf.name]
-            assert (spec.dtype, spec.scale, spec.nulls == "mask") == (leaf.dtype, leaf.scale, leaf.nullable)
+            assert (spec.dtype, spec.scale, spec.on_null == "mask") == (leaf.dtype, leaf.scale, leaf.nullable)
         oracle.check(reader, rows, lambda name, row: oracle.follow(seen, row, name))
         names = [leaf.name for leaf in leaves]
         expected = followed(seen, rows, reader.symbols, names)
@@ -56,7 +56,7 @@ def test_lengths_of_arrays_of_any_schema(schema: Any, seed: int, count: int) -> 
         make = RaggedSpec if dims else DenseSpec
         name = f"{path} {dims}"
         counted[name] = (path, dims)
-        features[name] = make((None,) * dims, "int64", field=path, length=True, nulls=nulls)
+        features[name] = make((None,) * dims, "int64", field=path, length=True, on_null=nulls)
     hypothesis.assume(counted and not any(leaf.refusal for leaf in oracle.leaves(root)))
     with files(container(schema, rows, seed)) as paths:
         reader = fastpipe.read_avro(paths, features=features, batch_size=7)
@@ -101,8 +101,8 @@ def test_codes_and_columns() -> None:
         reader = fastpipe.read_avro(paths, batch_size=4)
         assert reader.features == {
             "f": DenseSpec((), "int32"),
-            "f:int": DenseSpec((), "int32", nulls="mask"),
-            "f:string": DenseSpec((), "string", nulls="mask"),
+            "f:int": DenseSpec((), "int32", on_null="mask"),
+            "f:string": DenseSpec((), "string", on_null="mask"),
         }
         assert reader.symbols == {"f": EITHER}
         assert read(paths) == {"f": [0, 1, 2, 1], "f:int": [None, 7, None, 8], "f:string": [None, None, "x", None]}
@@ -119,23 +119,26 @@ def test_all_null() -> None:
 def test_fill_values_replace_values_of_other_types() -> None:
     features = {
         "f:int": DenseSpec((), "int64", fill=-1),
-        "f:string": DenseSpec((), "string", nulls="fill"),
+        "f:string": DenseSpec((), "string", on_null="fill"),
         "text": DenseSpec((), "bytes", field="f:string", fill=b"-"),
         "small": DenseSpec((), "uint8", field="f"),
     }
     with files(either(None, 7, "x")) as paths:
         expected = {"f:int": [-1, 7, -1], "f:string": ["", "", "x"], "text": [b"-", b"-", b"x"], "small": [0, 1, 2]}
         assert read(paths, features=features) == expected
-        with pytest.raises(fastpipe.NullValueError, match="found null"):
+        with pytest.raises(fastpipe.errors.NullValueError, match="found null"):
             read(paths, features={"f:int": DenseSpec((), "int64")})
     for dtype, match in (("string", "for the codes of the types"), ("float32", "an integer dtype")):
-        with files(either(1)) as paths, pytest.raises(fastpipe.SchemaError, match="union") as caught:
+        with files(either(1)) as paths, pytest.raises(fastpipe.errors.SchemaError, match="union") as caught:
             read(paths, features={"f": DenseSpec((), dtype)})
         assert match in str(caught.value) or "an integer dtype" in str(caught.value)
 
 
 def test_errors_list_the_types_of_a_union() -> None:
-    with files(either(1)) as paths, pytest.raises(fastpipe.SchemaError, match=r"request f:int, f:string") as caught:
+    with (
+        files(either(1)) as paths,
+        pytest.raises(fastpipe.errors.SchemaError, match=r"request f:int, f:string") as caught,
+    ):
         read(paths, features={"f:long": DenseSpec((), "int64")})
     assert caught.value.feature == "f:long"
 
@@ -150,11 +153,11 @@ def test_numbers_are_one_column() -> None:
     ]
     with files(container(schema, rows)) as paths:
         assert fastpipe.infer_features(paths) == {
-            "whole": DenseSpec((), "int64", nulls="mask"),
+            "whole": DenseSpec((), "int64", on_null="mask"),
             "any": DenseSpec((), "float64"),
         }
         assert read(paths) == {"whole": [-5, None, 2**63 - 1], "any": [float(big), 0.5, -(2.0**63)]}
-        with pytest.raises(fastpipe.ValueRangeError):
+        with pytest.raises(fastpipe.errors.ValueRangeError):
             read(paths, features={"whole": DenseSpec((), "int32", fill=0)})
 
 
@@ -180,8 +183,8 @@ def test_arrays_of_unions() -> None:
         "count": DenseSpec((), "int64", field="f", length=True),
         "codes": RaggedSpec((None,), "int32", field="f"),
         "padded": DenseSpec((3,), "int32", field="f", pad=-1),
-        "counts": RaggedSpec((None,), "int64", field="f:array", length=True, nulls="mask"),
-        "inner": RaggedSpec((None, None), "int64", field="f:array", nulls="mask"),
+        "counts": RaggedSpec((None,), "int64", field="f:array", length=True, on_null="mask"),
+        "inner": RaggedSpec((None, None), "int64", field="f:array", on_null="mask"),
         "square": DenseSpec((2, 2), "int64", field="f:array", pad=9, fill=0),
     }
     with files(container(schema, rows)) as paths:
@@ -202,14 +205,14 @@ def test_arrays_of_one_length_are_dense_in_unions(length: int) -> None:
     rows = [{"f": Branch(1, [Branch(k % 2, k if k % 2 == 0 else "x") for k in range(length)])} for _ in range(20)]
     with files(container(schema, rows)) as paths:
         features = fastpipe.infer_features(paths)
-        assert features["f:array"] == DenseSpec((length,), "int32", nulls="mask")
-        assert features["f:array:string"] == RaggedSpec((None,), "string", nulls="mask")
+        assert features["f:array"] == DenseSpec((length,), "int32", on_null="mask")
+        assert features["f:array:string"] == RaggedSpec((None,), "string", on_null="mask")
         assert read(paths)["f:array"] == [[k % 2 for k in range(length)]] * 20
         more = container(schema, [{"f": Branch(0, "none")}, {"f": Branch(1, [])}])
         with files(more) as others:
-            ragged = {"f:array": RaggedSpec((None,), "int32", nulls="mask")}
+            ragged = {"f:array": RaggedSpec((None,), "int32", on_null="mask")}
             assert read(paths + others, features=ragged)["f:array"][-2:] == [None, []]
-            with pytest.raises(fastpipe.ShapeError):
+            with pytest.raises(fastpipe.errors.ShapeError):
                 read(others, features={"f:array": features["f:array"]})
 
 
@@ -219,7 +222,7 @@ def test_empty_unions_and_a_union_at_the_root() -> None:
         assert fastpipe.infer_features(only) == {"value": DenseSpec((), "int32")}
         assert fastpipe.infer_features(field) == {"a": DenseSpec((), "int32"), "f": DenseSpec((), "int32")}
     # A value cannot have a type of an empty union.
-    with files(wire.container([], [(1, wire.long(0))])) as paths, pytest.raises(fastpipe.MalformedFileError):
+    with files(wire.container([], [(1, wire.long(0))])) as paths, pytest.raises(fastpipe.errors.MalformedFileError):
         read(paths)
     rows = [Branch(0, None), Branch(1, 3), Branch(2, {"a": 4})]
     with files(container(["null", "int", wire.record("X", a="int")], rows)) as paths:
@@ -233,7 +236,9 @@ def test_a_field_named_like_a_branch() -> None:
     schema = {"type": "record", "name": "R", "fields": [real, {"name": "a", "type": ["int", "string"]}]}
     rows = [{"a": Branch(0, 1), "a:string": 7}, {"a": Branch(1, "q"), "a:string": 8}]
     with files(container(schema, rows)) as paths:
-        with pytest.warns(fastpipe.ColumnsLeftOutWarning, match=r"'a:string' \(another column has the same name"):
+        with pytest.warns(
+            fastpipe.errors.ColumnsLeftOutWarning, match=r"'a:string' \(another column has the same name"
+        ):
             found = read(paths)
         assert found == {"a:string": [7, 8], "a": [0, 1], "a:int": [1, None]}
 
@@ -242,7 +247,7 @@ def test_a_field_named_like_a_branch() -> None:
 def test_invalid_branch_indices(index: int) -> None:
     for rest in (wire.long(1), b""):
         with files(wire.container(wire.record("R", f=EITHER), [(1, wire.long(index) + rest)])) as paths:
-            with pytest.raises(fastpipe.MalformedFileError) as caught:
+            with pytest.raises(fastpipe.errors.MalformedFileError) as caught:
                 read(paths)
             assert (caught.value.block, caught.value.record) == (0, 0)
 
@@ -263,7 +268,9 @@ def test_codes_are_those_of_the_first_file() -> None:
             "f:int": [1, None, None, None, None, 2, None, 3],
             "f:string": [None, "a", None, "b", None, None, "c", None],
         }
-        with pytest.raises(fastpipe.SchemaError, match=r"type 'null' is not in the union of the first file.*\"union\""):
+        with pytest.raises(
+            fastpipe.errors.SchemaError, match=r"type 'null' is not in the union of the first file.*\"union\""
+        ):
             read(paths[::-1])
         merged = read(paths[::-1], reader_schema="union")
         assert merged["f:int"] == [None, 3, None, None, 2, 1, None, None]
@@ -276,7 +283,7 @@ def test_columns_of_one_type_skip_the_others() -> None:
     damaged = wire.long(0) + wire.long(2) + b"\xff\xfe"
     with files(wire.container(schema, [(2, wire.long(1) + wire.long(5) + damaged)])) as paths:
         assert read(paths, columns=["f:int"]) == {"f:int": [5, None]}
-        with pytest.raises(fastpipe.MalformedFileError, match="UTF-8") as caught:
+        with pytest.raises(fastpipe.errors.MalformedFileError, match="UTF-8") as caught:
             read(paths)
         assert caught.value.record == 1
 
@@ -297,7 +304,7 @@ def test_codes_are_not_mixed_with_values(first: str, second: str) -> None:
         "enum": ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B"),
     }
     blobs = [container(wire.record("R", f=kind), [{"f": value}]) for kind, value in (kinds[first], kinds[second])]
-    with files(*blobs) as paths, pytest.raises(fastpipe.SchemaError) as caught:
+    with files(*blobs) as paths, pytest.raises(fastpipe.errors.SchemaError) as caught:
         read(paths, features={"f": DenseSpec((), "int32")})
     assert (caught.value.feature, caught.value.path) == ("f", paths[1])
 
@@ -313,12 +320,12 @@ def test_a_record_named_array() -> None:
 def test_a_later_field_named_like_a_branch() -> None:
     schema = wire.record("R", **{"a": ["int", "string"], "a:string": "int"})
     with files(container(schema, [{"a": Branch(0, 1), "a:string": 7}])) as paths:
-        with pytest.warns(fastpipe.ColumnsLeftOutWarning, match="'a:string'"):
+        with pytest.warns(fastpipe.errors.ColumnsLeftOutWarning, match="'a:string'"):
             found = read(paths)
         assert found["a"] == [0]
 
 
 def test_errors_name_the_column_of_a_type() -> None:
-    with files(either(None)) as paths, pytest.raises(fastpipe.NullValueError) as caught:
+    with files(either(None)) as paths, pytest.raises(fastpipe.errors.NullValueError) as caught:
         read(paths, features={"f:int": DenseSpec((), "int64")})
     assert caught.value.feature == "f:int"

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastpipe
-from fastpipe import Masked, Ragged, Sparse, SparseCSR, Strings
+from fastpipe import Masked, Ragged, Sparse, Strings
+from fastpipe.batch import SparseCSR
 
 # --- A naive construction of array types from nested lists ---
 

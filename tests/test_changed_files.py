@@ -16,7 +16,7 @@ import fastpipe
 import samples
 import wire
 from fastpipe import _fastpipe
-from fastpipe.sources.files._in_memory_files import lowered
+from fastpipe._files._in_memory_files import lowered
 from samples import SHUFFLES, sealed
 
 SCHEMA = wire.record("R", id="long")
@@ -59,7 +59,7 @@ def test_a_state_is_rejected_if_blocks_changed(tmp_path: Path, shuffle: Any) -> 
     # Size, row count, name and sync marker are equal.
     write(path, content([30, 20, 50]))
     assert path.stat().st_size == size
-    with pytest.raises(fastpipe.StateError, match=r"different contents \(sync markers or blocks\)"):
+    with pytest.raises(fastpipe.errors.StateError, match=r"different contents \(sync markers or blocks\)"):
         fastpipe.read_avro(path, **order_of(shuffle)).load_state_dict(state)
 
 
@@ -73,7 +73,7 @@ def test_states_of_version_1_do_not_check_blocks(tmp_path: Path) -> None:
         write(path, content(sizes))
         fastpipe.read_avro(path, **order_of(False)).load_state_dict(state)
     write(path, content([20, 30, 50]).replace(wire.SYNC, bytes(16)))
-    with pytest.raises(fastpipe.StateError, match="different contents"):
+    with pytest.raises(fastpipe.errors.StateError, match="different contents"):
         fastpipe.read_avro(path, **order_of(False)).load_state_dict(state)
 
 
@@ -92,7 +92,7 @@ def test_a_deeply_nested_state_is_rejected(tmp_path: Path, shape: type) -> None:
     nested: Any = 0
     for _ in range(100_000):
         nested = [nested] if shape is list else {"x": nested}
-    with pytest.raises(fastpipe.StateError, match="nested too deeply"):
+    with pytest.raises(fastpipe.errors.StateError, match="nested too deeply"):
         reader.load_state_dict(reader.state_dict() | {"more": nested})
 
 
@@ -109,11 +109,11 @@ def test_modifying_a_file_during_a_read_is_an_error(tmp_path: Path, shuffle: Any
         next(batches)
     # The layout and size are equal, but the ids differ.
     write(paths[0], content([10] * 20, 1000), AFTER)
-    with pytest.raises(fastpipe.StorageError, match="changed while it was read: it was modified") as error:
+    with pytest.raises(fastpipe.errors.StorageError, match="changed while it was read: it was modified") as error:
         for _ in batches:
             pass
     assert error.value.path == str(paths[0])
-    with pytest.raises(fastpipe.StorageError):
+    with pytest.raises(fastpipe.errors.StorageError):
         next(batches)
     assert sum(len(batch["id"]) for batch in fastpipe.read_avro(paths, **order_of(shuffle))) == 200 * files
 
@@ -124,7 +124,7 @@ def test_a_change_is_reported_before_the_pass_ends(tmp_path: Path) -> None:
     batches = iter(reader)
     next(batches)
     write(path, content([10] * 20, 1000), AFTER)
-    with pytest.raises(fastpipe.StorageError, match="changed while it was read"):
+    with pytest.raises(fastpipe.errors.StorageError, match="changed while it was read"):
         next(batches), next(batches, None)
 
 
@@ -134,7 +134,7 @@ def test_an_endless_pass_reports_a_change_in_the_next_epoch(tmp_path: Path) -> N
     batches = iter(reader)
     next(batches)
     write(path, content([10] * 20, 1000), AFTER)
-    with pytest.raises(fastpipe.StorageError, match="changed while it was read"):
+    with pytest.raises(fastpipe.errors.StorageError, match="changed while it was read"):
         for _ in itertools.islice(batches, 100):
             pass
 
@@ -145,7 +145,7 @@ def test_more_files_than_stay_open(tmp_path: Path) -> None:
     batches = iter(reader)
     next(batches)
     write(paths[0], content([10], 1000), AFTER)
-    with pytest.raises(fastpipe.StorageError, match="changed while it was read") as error:
+    with pytest.raises(fastpipe.errors.StorageError, match="changed while it was read") as error:
         for _ in batches:
             pass
     assert (error.value.path, error.value.block) == (str(paths[0]), None)
@@ -159,7 +159,7 @@ def test_a_file_that_changed_before_a_pass(tmp_path: Path) -> None:
     other = write(tmp_path / "y.avro", content([10] * 20, 1000), AFTER)
     other.replace(path)
     for read in (lambda: next(iter(reader)), lambda: reader.batch_at(3)):
-        with pytest.raises(fastpipe.StorageError, match="changed while it was read") as error:
+        with pytest.raises(fastpipe.errors.StorageError, match="changed while it was read") as error:
             read()
         assert error.value.path == str(path)
 
@@ -179,7 +179,7 @@ def test_apparent_damage_is_reported_as_a_change(tmp_path: Path, change: Callabl
     batches = iter(fastpipe.read_avro(path, **order_of(False)))
     next(batches)
     write(path, change(data), AFTER)
-    with pytest.raises(fastpipe.StorageError, match=words) as error:
+    with pytest.raises(fastpipe.errors.StorageError, match=words) as error:
         for _ in batches:
             pass
     assert error.value.path == str(path)
@@ -188,7 +188,7 @@ def test_apparent_damage_is_reported_as_a_change(tmp_path: Path, change: Callabl
 def test_damage_without_a_change_is_reported_as_damage(tmp_path: Path) -> None:
     data = content([10] * 20)
     path = write(tmp_path / "x.avro", data[:-100] + b"\xff" * 4 + data[-96:])
-    with pytest.raises(fastpipe.MalformedFileError) as error:
+    with pytest.raises(fastpipe.errors.MalformedFileError) as error:
         list(fastpipe.read_avro(path, **order_of(False)))
     assert error.value.block is not None
 
@@ -216,11 +216,11 @@ def test_inference_looks_at_the_data(tmp_path: Path) -> None:
 def test_inference_raises_storage_errors(tmp_path: Path) -> None:
     data = lists([20, 20])
     path = write(tmp_path / "x.avro", data)
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         inferred(path, path.unlink)
     write(path, data)
     for changed in (data[:-50], data[:-50] + bytes(50), lists([20, 20])):
-        with pytest.raises(fastpipe.StorageError, match="changed while it was read"):
+        with pytest.raises(fastpipe.errors.StorageError, match="changed while it was read"):
             inferred(path, lambda data=changed: write(path, data, AFTER))
         write(path, data)
 

@@ -25,9 +25,9 @@ import fastpipe
 import fixtures
 from fastpipe import cli
 from fastpipe._text import size_text, table
+from fastpipe.avro._schemas import schema_fields
 from fastpipe.cli import _inspect
 from fastpipe.cli._inspect import batch_rows
-from fastpipe.sources.avro._schemas import schema_fields
 from fixtures import Run
 from processes import together
 
@@ -231,13 +231,13 @@ def test_inspect_as_json(run: Run, users: Path) -> None:
     assert code == 0
     found = json.loads(out)
     (file,) = found["files"]
-    assert file["schema"] == fastpipe.AvroFile(users).schema
+    assert file["schema"] == fastpipe.avro.AvroFile(users).schema
     assert (file["records"], file["codec"], file["size"]) == (200, "deflate", users.stat().st_size)
     assert file["bytes_per_record"] == users.stat().st_size / 200
     assert file["compression_ratio"] > 1
     assert file["error"] is None
     assert found["totals"]["files"] == 1
-    assert found["features"]["pixels"] == {"kind": "dense", "shape": [64], "dtype": "float32", "nulls": "error"}
+    assert found["features"]["pixels"] == {"kind": "dense", "shape": [64], "dtype": "float32", "on_null": "error"}
     assert eval(found["features_code"], {"fastpipe": fastpipe}) == fastpipe.infer_features(users)
 
 
@@ -290,13 +290,13 @@ def test_inspect_lists_unsupported_columns(run: Run, tmp_path: Path) -> None:
     code, out, err = run("inspect", path)
     assert (code, err) == (0, "")
     assert '"id": fastpipe.DenseSpec((), "int32"),\n' in out
-    assert '"at": fastpipe.DenseSpec((), "datetime64[ms]", nulls="mask"),\n' in out
+    assert '"at": fastpipe.DenseSpec((), "datetime64[ms]", on_null="mask"),\n' in out
     assert '"part.size": fastpipe.DenseSpec((), "int32"),\n' in out
-    assert '"part.either:string": fastpipe.DenseSpec((), "string", nulls="mask"),\n' in out
+    assert '"part.either:string": fastpipe.DenseSpec((), "string", on_null="mask"),\n' in out
     assert '"tree.size": fastpipe.DenseSpec((), "int32"),\n' in out
     assert re.search(r"left out: tree\.left: .+", out)
     assert '"prices": fastpipe.RaggedSpec((None,), "int64", scale=2),\n' in out
-    assert '"days.values": fastpipe.RaggedSpec((None,), "datetime64[D]", nulls="mask"),\n' in out
+    assert '"days.values": fastpipe.RaggedSpec((None,), "datetime64[D]", on_null="mask"),\n' in out
     assert "columns=" not in out
     assert "record Tree (recursive)" in out
     features = eval(re.search(r"Features\n(.*?\n  \})", out, re.DOTALL)[1], {"fastpipe": fastpipe})  # type: ignore[index]
@@ -499,7 +499,7 @@ def test_cells_of_every_form() -> None:
         "code": np.array([1, 0], np.int32),
         "coo": fastpipe.Sparse(np.array([[0, 1], [0, 4]]), np.array([0.5, 2]), np.array([2, 5])),
         "csr": fastpipe.Masked(
-            fastpipe.SparseCSR(np.array([0, 1, 1]), np.array([[1, 2]]), np.array([0.5]), np.array([2, 5, 5])),
+            fastpipe.batch.SparseCSR(np.array([0, 1, 1]), np.array([[1, 2]]), np.array([0.5]), np.array([2, 5, 5])),
             np.array([True, False]),
         ),
     }
@@ -585,9 +585,9 @@ def test_progress_counts_the_rows_of_any_consumer(capsys: pytest.CaptureFixture[
 
     def failing() -> Iterator[dict[str, Any]]:
         yield {"x": np.zeros(2)}
-        raise fastpipe.ShapeError("no")
+        raise fastpipe.errors.ShapeError("no")
 
-    with pytest.raises(fastpipe.ShapeError, match="no"):
+    with pytest.raises(fastpipe.errors.ShapeError, match="no"):
         list(show(failing(), total=2, batch_size=2))
     assert "2.00/4.00" in capsys.readouterr().err
 

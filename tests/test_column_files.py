@@ -74,10 +74,12 @@ def test_files_are_found(form: Format, folder: Path, system: str) -> None:
     first, second = f"{root}b/2{form.suffix}", f"{root}a/1{form.suffix}"
     assert numbers(form, [first, Path(second), first], **options) == [0, 1, 0]
     for source in (f"{root}nothing", f"{root}a/nothing{form.suffix}", f"{root}x*", f"{root}a/*/*", []):
-        with pytest.raises(fastpipe.MissingFileError):
+        with pytest.raises(fastpipe.errors.MissingFileError):
             numbers(form, source, **options)
     (folder / "empty").mkdir()
-    with pytest.raises(fastpipe.MissingFileError, match=r"the directory contains no file that ends in \.") as error:
+    with pytest.raises(
+        fastpipe.errors.MissingFileError, match=r"the directory contains no file that ends in \."
+    ) as error:
         numbers(form, f"{root}empty", **options)
     assert error.value.path == f"{root}empty"
     for wrong in (3, None, b"a", [3], [b"a"], {"a": 1}.values()):
@@ -96,7 +98,7 @@ def test_files_in_memory(form: Format) -> None:
         again = pickle.loads(pickle.dumps(form.read(source, batch_size=3, filesystem=system, columns=["l"])))
         assert [batch["l"].to_list() for batch in again] == [[[], [1], None]]
     assert numbers(form, f"{root}/b/3{form.suffix}", filesystem=system) == [2]
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         numbers(form, "/nothing", filesystem=system)
 
 
@@ -108,17 +110,17 @@ def test_invalid_file_systems(form: Format, filesystem: Any) -> None:
 
 def test_invalid_files(form: Format, folder: Path) -> None:
     for url in ("s3://bucket/x", "https://example.com/x.parquet"):
-        with pytest.raises(fastpipe.UnsupportedError, match="a URL needs its file system"):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="a URL needs its file system"):
             form.read(url, batch_size=1)
     (folder / f"link{form.suffix}").symlink_to(folder / "nowhere")
     for source in (f"link{form.suffix}", folder):
-        with pytest.raises(fastpipe.MissingFileError, match="link"):
+        with pytest.raises(fastpipe.errors.MissingFileError, match="link"):
             form.read(source, batch_size=1)
-    with pytest.raises(fastpipe.MissingFileError) as error:
+    with pytest.raises(fastpipe.errors.MissingFileError) as error:
         form.read(f"missing{form.suffix}", batch_size=1)
     assert error.value.path == f"missing{form.suffix}"
     os.mkfifo("pipe")
-    with pytest.raises(fastpipe.StorageError, match="it is not a file"):
+    with pytest.raises(fastpipe.errors.StorageError, match="it is not a file"):
         form.read("pipe", batch_size=1)
 
 
@@ -132,16 +134,16 @@ def test_empty_files(form: Format, folder: Path) -> None:
     assert numbers(form, folder) == list(range(12))
     Path(f"zero{form.suffix}").touch()
     assert numbers(form, folder) == list(range(12)), "an empty file must count as one without rows"
-    with pytest.raises(fastpipe.MalformedFileError, match="zero"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match="zero"):
         numbers(form, f"zero{form.suffix}")
     Path("text").write_text("hello, world, this is no file of columns")
-    with pytest.raises(fastpipe.MalformedFileError, match=r"\(file text\)"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=r"\(file text\)"):
         numbers(form, "text")
     form.write(pa.table({}), "columns")
-    with pytest.raises(fastpipe.UnsupportedError, match=r"the file has no columns \(file columns\)"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=r"the file has no columns \(file columns\)"):
         numbers(form, "columns")
     form.write(pa.table([[1], [2]], names=["x", "x"]), "twice")
-    with pytest.raises(fastpipe.SchemaError, match=r"several columns are called 'x' \(file twice\)"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"several columns are called 'x' \(file twice\)"):
         numbers(form, "twice")
 
 
@@ -157,7 +159,7 @@ def test_empty_files(form: Format, folder: Path) -> None:
 def test_other_columns_are_named(form: Format, folder: Path, other: dict[str, Any], match: str) -> None:
     form.write(pa.table({"n": [1], "t": ["a"]}), "first")
     form.write(pa.table(other), "second")
-    with pytest.raises(fastpipe.SchemaError, match=match) as error:
+    with pytest.raises(fastpipe.errors.SchemaError, match=match) as error:
         form.read(["first", "second"], batch_size=1)
     assert (error.value.path, error.value.feature) == ("second", match.split("column '")[1][0])
 
@@ -186,11 +188,11 @@ def test_nested_columns(form: Format, folder: Path) -> None:
     features = {"d": fastpipe.DenseSpec((), "int64", field="a.c.d", fill=0)}
     assert form.rows("nested", features=features) == [{"d": 1}, {"d": 0}]
     for wrong in ("a.y", "b", "a.c.", ".a", ""):
-        with pytest.raises((fastpipe.SchemaError, ValueError)):
+        with pytest.raises((fastpipe.errors.SchemaError, ValueError)):
             form.rows("nested", columns=[wrong])
     form.write(pa.table({"a": [{"b": 5}], "a.b": [7]}), "twice")
     for columns in (None, ["a"], ["a.b"]):
-        with pytest.raises(fastpipe.SchemaError, match=r"several columns are called 'a\.b'"):
+        with pytest.raises(fastpipe.errors.SchemaError, match=r"several columns are called 'a\.b'"):
             form.rows("twice", columns=columns)
 
 
@@ -293,17 +295,17 @@ def test_files_that_change(form: Format, folder: Path, change: str) -> None:
     CHANGES[change](form, "file")
     with pytest.raises(fastpipe.FastpipeError) as error:
         list(readers[0])
-    assert isinstance(error.value, (fastpipe.StorageError, fastpipe.MalformedFileError))
+    assert isinstance(error.value, (fastpipe.errors.StorageError, fastpipe.errors.MalformedFileError))
     assert error.value.path == "file"
-    with pytest.raises(fastpipe.StorageError, match="the file changed after the reader was created"):
+    with pytest.raises(fastpipe.errors.StorageError, match="the file changed after the reader was created"):
         pickle.loads(pickled)
     if change == "another":
-        with pytest.raises(fastpipe.StateError):
+        with pytest.raises(fastpipe.errors.StateError):
             form.read("file", batch_size=7).load_state_dict(state)
     os.unlink("file")
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         list(readers[1])
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         pickle.loads(pickled)
 
 
@@ -339,10 +341,10 @@ class Failing(pyarrow.fs.FileSystemHandler):
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (PermissionError(13, "no entry"), fastpipe.StorageError),
-        (OSError(5, "broken disk"), fastpipe.StorageError),
-        (FileNotFoundError(2, "gone"), fastpipe.MissingFileError),
-        (OSError("When reading: AWS Error NETWORK_CONNECTION during GetObject"), fastpipe.StorageError),
+        (PermissionError(13, "no entry"), fastpipe.errors.StorageError),
+        (OSError(5, "broken disk"), fastpipe.errors.StorageError),
+        (FileNotFoundError(2, "gone"), fastpipe.errors.MissingFileError),
+        (OSError("When reading: AWS Error NETWORK_CONNECTION during GetObject"), fastpipe.errors.StorageError),
         (KeyError("a bug of the file system's"), KeyError),
     ],
     ids=repr,
@@ -457,8 +459,8 @@ def test_arrow_files_are_opened_by_few_requests(folder: Path) -> None:
 @pytest.mark.parametrize("error", [OSError(5, "broken wire"), KeyError("a bug of the file system's")], ids=repr)
 def test_requests_that_fail(form: Format, folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error may come from any of a unit's requests, on any thread."""
-    monkeypatch.setattr("fastpipe.sources.units._files._HOLE", 0)
-    monkeypatch.setattr("fastpipe.sources.units._files._LARGEST", 1)
+    monkeypatch.setattr("fastpipe.units._files._HOLE", 0)
+    monkeypatch.setattr("fastpipe.units._files._LARGEST", 1)
     form.write(wide(1000), folder / "file", rows=500)
     counted = Counted()
     path = str(folder / "file")
@@ -471,7 +473,7 @@ def test_requests_that_fail(form: Format, folder: Path, error: Exception, monkey
 
     counted.reads = 0
     monkeypatch.setattr(counted, "begin", fail)
-    expected = fastpipe.StorageError if isinstance(error, OSError) else KeyError
+    expected = fastpipe.errors.StorageError if isinstance(error, OSError) else KeyError
     with pytest.raises(expected):
         [list(reader) for _ in range(3)]
 
@@ -512,7 +514,7 @@ def test_maps_with_keys_of_structs(form: Format, folder: Path) -> None:
     (batch,) = fastpipe.from_arrow(written, batch_size=3)
     assert column_files.as_rows(batch) == expected
     assert form.rows("file", columns=["m.keys.b"]) == [{"m.keys.b": row["m.keys.b"]} for row in expected]
-    with pytest.raises(fastpipe.SchemaError, match=r"'m\.keys\.b' is of type Utf8, which has no fields"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"'m\.keys\.b' is of type Utf8, which has no fields"):
         form.rows("file", features={"x": fastpipe.RaggedSpec((None,), "int64", field="m.keys.b.c")})
 
 

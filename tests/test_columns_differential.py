@@ -133,7 +133,7 @@ def test_batches_contain_the_rows_of_pyarrow(
     columns = draw(st.none() | st.lists(st.sampled_from(names), unique=True, min_size=1))
     options = {"num_threads": draw(st.integers(1, 3)), "num_fetches": draw(st.sampled_from((None, 1, 3)))}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fastpipe.sources.units._data._SLICE_BYTES", draw(st.sampled_from((8 << 20, 1, 40, 300))))
+        patch.setattr("fastpipe.units._data._SLICE_BYTES", draw(st.sampled_from((8 << 20, 1, 40, 300))))
         reader = make(batch_size=batch_size, columns=columns, **options, **order)
         if draw(st.booleans()):
             reader = pickle.loads(pickle.dumps(reader))

@@ -111,9 +111,9 @@ def test_the_same_batches_as_from_a_path(kind: str, path: Path) -> None:
     assert fastpipe.infer_features(make(data)) == fastpipe.infer_features(path)
     for order in ORDERS:
         assert read(make(data), **order) == read(path, **order), order
-    file = fastpipe.AvroFile(make(data))
+    file = fastpipe.avro.AvroFile(make(data))
     assert (file.codec, len(file), file.size) == ("deflate", 90, len(data))
-    assert file.sample_uncompressed() == fastpipe.AvroFile(path).sample_uncompressed()
+    assert file.sample_uncompressed() == fastpipe.avro.AvroFile(path).sample_uncompressed()
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -155,15 +155,15 @@ def test_invalid_contents_are_reported_as_damage(kind: str) -> None:
     make, data = KINDS[kind], contents()
     name = f"<{kind} #0>"
     for bad in (b"", b"Ob", data[: len(data) // 2], data[:-1], b"PAR1" + data):
-        with pytest.raises(fastpipe.MalformedFileError) as error:
+        with pytest.raises(fastpipe.errors.MalformedFileError) as error:
             fastpipe.read_avro(make(bad), batch_size=1)
         assert error.value.path == name
         assert name in str(error.value)
-        with pytest.raises(fastpipe.MalformedFileError):
-            len(fastpipe.AvroFile(make(bad)))
+        with pytest.raises(fastpipe.errors.MalformedFileError):
+            len(fastpipe.avro.AvroFile(make(bad)))
     damaged = bytearray(data)
     damaged[len(data) // 2] ^= 0xFF
-    with pytest.raises(fastpipe.MalformedFileError) as error:
+    with pytest.raises(fastpipe.errors.MalformedFileError) as error:
         read(make(bytes(damaged)))
     assert error.value.path == name
 
@@ -184,7 +184,7 @@ def test_unsupported_sources(path: Path) -> None:
     for source in (io.StringIO("x"), [io.StringIO("x")]):
         with pytest.raises(TypeError, match='<StringIO #0> was opened as text: open it with "rb"'):
             fastpipe.read_avro(source, batch_size=1)  # type: ignore[arg-type]
-    with pytest.raises(fastpipe.MissingFileError):  # A str is a path.
+    with pytest.raises(fastpipe.errors.MissingFileError):  # A str is a path.
         fastpipe.read_avro(contents().decode("latin-1")[:4], batch_size=1)
     for bad in (3, [3], [None], [b"x", 3.0]):
         with pytest.raises(TypeError, match="a binary file object or a list of these; got"):
@@ -193,12 +193,12 @@ def test_unsupported_sources(path: Path) -> None:
         fastpipe.read_avro(memoryview(contents())[::2], batch_size=1)
     with pytest.raises(TypeError, match="returns int, not bytes"):
         fastpipe.read_avro(Broken(3), batch_size=1)
-    with pytest.raises(fastpipe.StorageError, match="set its descriptor to blocking"):
+    with pytest.raises(fastpipe.errors.StorageError, match="set its descriptor to blocking"):
         fastpipe.read_avro(Broken(None), batch_size=1)
-    with pytest.raises(fastpipe.StorageError, match="no such disk") as error:
-        fastpipe.AvroFile(Broken(OSError("no such disk")))
+    with pytest.raises(fastpipe.errors.StorageError, match="no such disk") as error:
+        fastpipe.avro.AvroFile(Broken(OSError("no such disk")))
     assert isinstance(error.value.__cause__, OSError)
-    with pytest.raises(fastpipe.MissingFileError, match="empty"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match="empty"):
         fastpipe.read_avro([], batch_size=1)
 
 
@@ -211,7 +211,7 @@ def test_later_changes_of_a_bytearray_have_no_effect(path: Path) -> None:
 
 
 def test_bytes_are_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastpipe.sources.files._in_memory_files import opened
+    from fastpipe._files._in_memory_files import opened
 
     data = b"junk" + contents()
     (whole,) = opened(data)
@@ -269,7 +269,7 @@ def test_states_and_pickles(path: Path) -> None:
         rest = [batch["x"].tolist() for batch in batches]
         assert [batch["x"].tolist() for batch in copy] == rest
     other = fastpipe.read_avro(contents(1), batch_size=8, shuffle=True, seed=5)
-    with pytest.raises(fastpipe.StateError):
+    with pytest.raises(fastpipe.errors.StateError):
         other.load_state_dict(state)
 
 

@@ -79,7 +79,7 @@ def records(path: str) -> list[Any]:
 def test_avro_keeps_its_schema(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out.avro")
     assert cli.main(["convert", source, out, "--codec", "snappy", "--block-bytes", "100", "--batch-size", "64"]) == 0
-    file = fastpipe.AvroFile(out)
+    file = fastpipe.avro.AvroFile(out)
     assert (file.schema, file.codec) == (SCHEMA, "snappy")
     assert len(file.blocks) > 100
     assert records(out) == RECORDS
@@ -146,7 +146,7 @@ def test_encoded_records_are_copied(schema: Any, seed: int, codec: str) -> None:
         out = f"{source}.out"
         convert = ["convert", source, out, "--to", "avro", "--codec", "deflate"]
         assert cli.main([*convert, "--block-bytes", "50"]) == 0
-        assert fastpipe.AvroFile(out).schema_json == fastpipe.AvroFile(source).schema_json
+        assert fastpipe.avro.AvroFile(out).schema_json == fastpipe.avro.AvroFile(source).schema_json
         first, second = ([data for _, data in oracle.split(Path(path).read_bytes())[1]] for path in (source, out))
         assert b"".join(first) == b"".join(second)
         assert all(len(block) >= 50 for block in second[:-1])
@@ -183,8 +183,8 @@ def test_roots_of_any_type_are_copied(tmp_path: Path, schema: Any, rows: list[An
         fastavro.writer(file, schema, rows, metadata={"writer": "me"})
     assert cli.main(["convert", source, out]) == 0
     assert records(out) == rows
-    assert fastpipe.AvroFile(out).schema == fastpipe.AvroFile(source).schema
-    assert fastpipe.AvroFile(out).metadata["writer"] == b"me"
+    assert fastpipe.avro.AvroFile(out).schema == fastpipe.avro.AvroFile(source).schema
+    assert fastpipe.avro.AvroFile(out).metadata["writer"] == b"me"
 
 
 def test_damage_is_found(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

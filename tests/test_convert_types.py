@@ -153,7 +153,7 @@ def test_arrow_types_to_avro(tmp_path: Path, suffix: str) -> None:
     with out.open("rb") as file:
         reader = fastavro.reader(file)
         assert list(reader) == table.to_pylist(maps_as_pydicts="strict")
-    kinds = {field["name"]: field["type"][1] for field in fastpipe.AvroFile(out).schema["fields"]}
+    kinds = {field["name"]: field["type"][1] for field in fastpipe.avro.AvroFile(out).schema["fields"]}
     assert kinds["s"] == {"type": "int", "logicalType": "time-millis"}
     assert kinds["us"] == {"type": "long", "logicalType": "time-micros"}
     # Conversions between Parquet and Arrow keep all types.
@@ -238,7 +238,7 @@ def test_fields_of_avro_keep_their_types(tmp_path: Path) -> None:
     with out.open("rb") as file:
         names = ("id", "third", "second")
         assert list(fastavro.reader(file)) == [{name: row[name] for name in names} for row in rows]
-    found = fastpipe.AvroFile(out).schema
+    found = fastpipe.avro.AvroFile(out).schema
     assert found["fields"][1]["type"]["values"]["symbols"] == ["A", "B"]
     assert found["fields"][1]["doc"] == "Kept."
 

@@ -36,10 +36,16 @@ AVRO_C = "apache+avro/lang/c/tests"
 # Files that can't be read, with the error and a part of its reason.
 REFUSED: dict[str, tuple[type[fastpipe.FastpipeError], str]] = {
     # Damaged files.
-    f"{AVRO_C}/avro-1237-bad-union-discriminant.avro": (fastpipe.MalformedFileError, "expected a block's header"),
-    f"{AVRO_C}/avro-1238-truncated.avro": (fastpipe.MalformedFileError, "cut short"),
-    "apache+avro/lang/js/test/dat/person-10.no-codec.avro": (fastpipe.MalformedFileError, "expected a block's header"),
-    f"{ARROW_RS}/bad-varint-bug.avro.gz": (fastpipe.MalformedFileError, "not an Avro container file"),
+    f"{AVRO_C}/avro-1237-bad-union-discriminant.avro": (
+        fastpipe.errors.MalformedFileError,
+        "expected a block's header",
+    ),
+    f"{AVRO_C}/avro-1238-truncated.avro": (fastpipe.errors.MalformedFileError, "cut short"),
+    "apache+avro/lang/js/test/dat/person-10.no-codec.avro": (
+        fastpipe.errors.MalformedFileError,
+        "expected a block's header",
+    ),
+    f"{ARROW_RS}/bad-varint-bug.avro.gz": (fastpipe.errors.MalformedFileError, "not an Avro container file"),
 }
 
 # fastavro decodes metadata as UTF-8, but the Avro specification says bytes.
@@ -94,21 +100,21 @@ def test_equal_to_the_oracle(name: str, batch_size: int) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         reader = compare(CORPUS / name, root, records, batch_size)
-    warned = [str(warning.message) for warning in caught if warning.category is fastpipe.ColumnsLeftOutWarning]
+    warned = [str(warning.message) for warning in caught if warning.category is fastpipe.errors.ColumnsLeftOutWarning]
     assert len(caught) == len(warned) == bool(left_out)
     assert re.findall(r"[:;] '(.*?)' \(", "".join(warned)) == left_out
     wanted = [leaf for leaf in oracle.leaves(root) if not leaf.refusal]
     assert list(reader.features) == [leaf.name for leaf in wanted]
     assert [spec.dtype for spec in reader.features.values()] == [leaf.dtype for leaf in wanted]
     assert [spec.scale for spec in reader.features.values()] == [leaf.scale for leaf in wanted]
-    assert [spec.nulls == "mask" for spec in reader.features.values()] == [leaf.nullable for leaf in wanted]
+    assert [spec.on_null == "mask" for spec in reader.features.values()] == [leaf.nullable for leaf in wanted]
     for leaf in wanted:
         if leaf.type.kind == "union" and not oracle.numbers(leaf.type):
             assert reader.symbols[leaf.name] == oracle.branches(leaf.type)
     if left_out:
-        with pytest.raises(fastpipe.UnsupportedError, match=re.escape(left_out[0])):
-            fastpipe.read_avro(CORPUS / name, batch_size=batch_size, unsupported="error")
-        with pytest.raises(fastpipe.UnsupportedError):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match=re.escape(left_out[0])):
+            fastpipe.read_avro(CORPUS / name, batch_size=batch_size, on_unsupported="error")
+        with pytest.raises(fastpipe.errors.UnsupportedError):
             fastpipe.infer_features(CORPUS / name, columns=left_out[:1])
 
 
@@ -117,7 +123,7 @@ def test_stored_values(name: str) -> None:
     """Checks the stored values, with logical types disabled."""
     root, records = oracle.load(CORPUS / name)
     bare = oracle.without_logical_types(root)
-    reader = compare(CORPUS / name, bare, records, 100, logical_types=False, unsupported="ignore")
+    reader = compare(CORPUS / name, bare, records, 100, logical_types=False, on_unsupported="ignore")
     wanted = [leaf for leaf in oracle.leaves(bare) if not leaf.refusal]
     assert [spec.dtype for spec in reader.features.values()] == [leaf.dtype for leaf in wanted]
 
@@ -128,8 +134,8 @@ def test_converted_to_avro(name: str, tmp_path: Path) -> None:
     source, out = CORPUS / name, tmp_path / "out.avro"
     options = ["--from", "avro", "--codec", "deflate", "--block-bytes", "500"]
     assert cli.main(["convert", str(source), str(out), *options]) == 0
-    assert fastpipe.AvroFile(out).schema_json == fastpipe.AvroFile(source).schema_json
-    assert len(fastpipe.AvroFile(out)) == len(fastpipe.AvroFile(source))
+    assert fastpipe.avro.AvroFile(out).schema_json == fastpipe.avro.AvroFile(source).schema_json
+    assert len(fastpipe.avro.AvroFile(out)) == len(fastpipe.avro.AvroFile(source))
     first, second = (b"".join(data for _, data in oracle.split(path.read_bytes())[1]) for path in (source, out))
     assert first == second
 
@@ -194,7 +200,7 @@ def test_metadata_that_is_not_text() -> None:
         assert stream.tell() == len(data)
     assert len(records) == 6001
     assert oracle.load(path)[1] == records
-    file = fastpipe.AvroFile(path)
+    file = fastpipe.avro.AvroFile(path)
     assert file.num_records == 6001
     assert file.metadata == metadata
     assert file.blocks["rows"].tolist() == [count for count, _ in blocks]
@@ -205,7 +211,7 @@ def test_an_invalid_union_branch(tmp_path: Path) -> None:
     data = (CORPUS / AVRO_C / "avro-1237-bad-union-discriminant.avro").read_bytes()
     path = tmp_path / "bad.avro"
     path.write_bytes(data.removesuffix(b"\n"))
-    with pytest.raises(fastpipe.MalformedFileError, match="union") as caught:
+    with pytest.raises(fastpipe.errors.MalformedFileError, match="union") as caught:
         list(fastpipe.read_avro(path, batch_size=1))
     assert caught.value.feature == "value"
     assert (caught.value.block, caught.value.record) == (0, 1)
@@ -235,7 +241,7 @@ def test_times_and_decimals_match_python() -> None:
         times = [record["timestamp_col"].replace(tzinfo=None) for record in fastavro.reader(file)]
     (batch,) = fastpipe.read_avro(path, columns=["timestamp_col"], batch_size=100)
     assert batch["timestamp_col"].to_list() == times
-    spec = fastpipe.DenseSpec((), "int64", nulls="fill")
+    spec = fastpipe.DenseSpec((), "int64", on_null="fill")
     (batch,) = fastpipe.read_avro(path, features={"timestamp_col": spec}, batch_size=100)
     assert batch["timestamp_col"].view("datetime64[us]").tolist() == times
 

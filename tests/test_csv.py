@@ -25,7 +25,7 @@ import oracle
 from fastpipe import DenseSpec
 from strategies import SOME, orders
 
-pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 NUMBERS = int(os.environ.get("FASTPIPE_NUMBERS", "100000"))
 libc = ctypes.CDLL(None)
@@ -65,7 +65,7 @@ def test_any_text_is_read_like_the_csv_module(pieces: list[str], columns: int) -
     text = "".join(pieces)
     try:
         found = rows_of(text.encode(), columns, on_ragged="skip") if text else []
-    except fastpipe.MalformedFileError:
+    except fastpipe.errors.MalformedFileError:
         # Any following text would be part of the last field.
         assert list(csv.reader(io.StringIO(text + "\nbehind", newline="")))[-1] != ["behind"]
         return
@@ -164,7 +164,7 @@ def test_files_have_columns_in_any_order(tmp_path: Path) -> None:
     assert read(tmp_path) == {"a": [1, 2, 3], "b": ["x", "y", "z"]}
     assert read(str(tmp_path / "*.csv"), columns=["b"]) == {"b": ["x", "y", "z"]}
     (tmp_path / "3.csv").write_text("a\n1\n")
-    with pytest.raises(fastpipe.SchemaError, match=r"no column \"b\".*3\.csv"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"no column \"b\".*3\.csv"):
         read(tmp_path)
 
 
@@ -245,17 +245,17 @@ def test_integers_are_checked_for_their_range(dtype: str) -> None:
     data = f"x,y\n{limits.min},\n {limits.max} ,\n+1,\n007,\n".encode()
     assert read(data, features=features) == {"x": [limits.min, limits.max, 1, 7]}
     for wrong in (limits.min - 1, limits.max + 1, 10**30):
-        with pytest.raises(fastpipe.ValueRangeError, match=f'"{wrong}" (doesn\'t fit|as) {dtype}'):
+        with pytest.raises(fastpipe.errors.ValueRangeError, match=f'"{wrong}" (doesn\'t fit|as) {dtype}'):
             read(f"x,y\n{wrong},\n".encode(), features=features)
     for wrong in ("1.0", "1e3", "x", "1 2", "--1", "0x10"):
-        with pytest.raises(fastpipe.ValueRangeError, match=f'cannot parse "{wrong}" as {dtype}'):
+        with pytest.raises(fastpipe.errors.ValueRangeError, match=f'cannot parse "{wrong}" as {dtype}'):
             read(f"x,y\n{wrong},\n".encode(), features=features)
 
 
 def test_decimal_commas() -> None:
     data = b'a;b\n1,5;-0,25\n1234567,125;"3,5"\n12345678,5;,5\n'
     assert read(data, delimiter=";", decimal=",") == {"a": [1.5, 1234567.125, 12345678.5], "b": [-0.25, 3.5, 0.5]}
-    with pytest.raises(fastpipe.ValueRangeError, match=r'cannot parse "1\.5" as float64'):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match=r'cannot parse "1\.5" as float64'):
         read(b"a;b\n1.5;2\n", delimiter=";", decimal=",", features={"a": DenseSpec((), "float64")})
 
 
@@ -288,14 +288,16 @@ def test_nulls() -> None:
     data = b"x,s\n1,a\n,NA\nNA,\n-9,b\n"
     of: Callable[..., Any] = lambda **options: read(data, **options)  # noqa: E731
     assert of() == {"x": [1, None, None, -9], "s": ["a", "NA", "", "b"]}
-    filled = {"x": DenseSpec((), "int32", fill=7), "s": DenseSpec((), "string", nulls="mask")}
+    filled = {"x": DenseSpec((), "int32", fill=7), "s": DenseSpec((), "string", on_null="mask")}
     assert of(features=filled) == {"x": [1, 7, 7, -9], "s": ["a", None, None, "b"]}
     assert of(features=filled, null_values=["-9", "", "NA"])["x"] == [1, 7, 7, 7]
     floats = of(features={"x": DenseSpec((), "float64", fill=math.nan)})["x"]
     assert np.array_equal(floats, [1, math.nan, math.nan, -9], equal_nan=True)
-    with pytest.raises(fastpipe.NullValueError, match=r"feature 'x': the field is empty.*byte offset 8, record 1"):
+    with pytest.raises(
+        fastpipe.errors.NullValueError, match=r"feature 'x': the field is empty.*byte offset 8, record 1"
+    ):
         of(features={"x": DenseSpec((), "int32")})
-    with pytest.raises(fastpipe.ValueRangeError, match='cannot parse "NA" as int32'):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match='cannot parse "NA" as int32'):
         of(features={"x": DenseSpec((), "int32", fill=0)}, null_values=[""])
 
 
@@ -305,7 +307,7 @@ def test_nulls() -> None:
 def test_vocabularies_and_hashes() -> None:
     data = b'w,n\na,1\n"b ""x""",2\n,3\nNA,4\nz,5\n'
     keys = ["z", "a", 'b "x"', "", "NA"]
-    vocabulary = fastpipe.VocabularySpec(keys, unknown="error", dtype="int8")
+    vocabulary = fastpipe.VocabularySpec(keys, on_unknown="error", dtype="int8")
     features = {"w": vocabulary, "h": fastpipe.HashSpec(50, field="w"), "n": DenseSpec((), "int64")}
     reader = fastpipe.read_csv(data, features=features, batch_size=5)
     assert repr(reader.features["w"]) == 'fastpipe.DenseSpec((), "int8")'
@@ -316,13 +318,15 @@ def test_vocabularies_and_hashes() -> None:
     assert batch["n"].tolist() == [1, 2, 3, 4, 5]
     assert next(iter(pickle.loads(pickle.dumps(reader))))["w"].tolist() == batch["w"].tolist()
     of = lambda spec: next(iter(fastpipe.read_csv(data, features={"w": spec}, batch_size=5)))["w"]  # noqa: E731
-    masked = of(fastpipe.VocabularySpec(keys, unknown="error", nulls="mask"))
+    masked = of(fastpipe.VocabularySpec(keys, on_unknown="error", on_null="mask"))
     assert masked.valid.tolist() == [True, True, False, False, True]
-    assert of(fastpipe.VocabularySpec(["a"], unknown="bucket", buckets=1, fill=9)).tolist() == [0, 1, 9, 9, 1]
-    with pytest.raises(fastpipe.ValueRangeError, match=r'feature \'w\': expected a key .* found the key "b.*record 1'):
-        of(fastpipe.VocabularySpec(["a"], unknown="error"))
-    with pytest.raises(fastpipe.SchemaError, match="each row has one key here"):
-        of(fastpipe.VocabularySpec(["a"], unknown="drop"))
+    assert of(fastpipe.VocabularySpec(["a"], on_unknown="bucket", buckets=1, fill=9)).tolist() == [0, 1, 9, 9, 1]
+    with pytest.raises(
+        fastpipe.errors.ValueRangeError, match=r'feature \'w\': expected a key .* found the key "b.*record 1'
+    ):
+        of(fastpipe.VocabularySpec(["a"], on_unknown="error"))
+    with pytest.raises(fastpipe.errors.SchemaError, match="each row has one key here"):
+        of(fastpipe.VocabularySpec(["a"], on_unknown="drop"))
 
 
 # --- Inference ---
@@ -332,14 +336,14 @@ def test_vocabularies_and_hashes() -> None:
     ("values", "spec"),
     [
         (["1", "-2"], DenseSpec((), "int64")),
-        (["1", ""], DenseSpec((), "int64", nulls="mask")),
+        (["1", ""], DenseSpec((), "int64", on_null="mask")),
         (["1", "18446744073709551615"], DenseSpec((), "uint64")),
         (["1.5", "NA"], DenseSpec((), "float64", fill=math.nan)),
         (["true", "False"], DenseSpec((), "bool")),
-        (["2024-01-01", "2024-12-31"], DenseSpec((), "datetime64[D]", nulls="fill")),
-        (["2024-01-01 10:00:00", ""], DenseSpec((), "datetime64[us]", nulls="fill")),
-        (["2024-01-01T10:00:00.123456789Z"], DenseSpec((), "datetime64[ns]", nulls="fill")),
-        (["2024-01-02 03:04", "2024-01-02T03:05Z"], DenseSpec((), "datetime64[us]", nulls="fill")),
+        (["2024-01-01", "2024-12-31"], DenseSpec((), "datetime64[D]", on_null="fill")),
+        (["2024-01-01 10:00:00", ""], DenseSpec((), "datetime64[us]", on_null="fill")),
+        (["2024-01-01T10:00:00.123456789Z"], DenseSpec((), "datetime64[ns]", on_null="fill")),
+        (["2024-01-02 03:04", "2024-01-02T03:05Z"], DenseSpec((), "datetime64[us]", on_null="fill")),
         (["2024-01-02 03:04", "2024-01-02 03:05:06.1234567891"], DenseSpec((), "string")),
         (["03:04", "12:30"], DenseSpec((), "string")),
         (["11/6/18", "25/6/18"], DenseSpec((), "string")),
@@ -363,7 +367,7 @@ def test_times_without_seconds() -> None:
     for features in (None, {"t": DenseSpec((), "datetime64[s]")}):
         (batch,) = fastpipe.read_csv(data.encode(), features=features, batch_size=3)
         assert (batch["t"] == np.datetime64("2024-01-02T03:04")).all()
-    with pytest.raises(fastpipe.ValueRangeError, match='cannot parse "11/6/18" as a date'):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match='cannot parse "11/6/18" as a date'):
         read(b"t\n11/6/18\n", features={"t": DenseSpec((), "datetime64[D]")})
 
 
@@ -381,7 +385,7 @@ def test_later_values_may_not_fit_the_inferred_type() -> None:
     data = ("a,b\n" + "\n".join(f"{row},." for row in rows)).encode()
     reader = fastpipe.read_csv(data, batch_size=1 << 20)
     assert reader.features["a"] == DenseSpec((), "int64")
-    with pytest.raises(fastpipe.ValueRangeError, match='cannot parse "x" as int64') as caught:
+    with pytest.raises(fastpipe.errors.ValueRangeError, match='cannot parse "x" as int64') as caught:
         list(reader)
     assert (caught.value.record, caught.value.feature, caught.value.offset) == (4_000_000, "a", 4 + 4 * 4_000_000)
 
@@ -393,7 +397,7 @@ def test_unexpected_nulls() -> None:
     rows[750] = ",,,"
     data = (names + "\n".join(rows) + "\n").encode()
     reader = fastpipe.read_csv(data, features=features, batch_size=1000)
-    with pytest.raises(fastpipe.NullValueError, match=r"feature 'i': the field is empty.*record 750") as caught:
+    with pytest.raises(fastpipe.errors.NullValueError, match=r"feature 'i': the field is empty.*record 750") as caught:
         next(iter(reader))
     # The error message suggests code that can be run.
     found = re.search(r"features=(\{.*\}) masks", str(caught.value))
@@ -418,7 +422,9 @@ def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
     assert read(tmp_path)["a"][2] == 1.5
     features = fastpipe.read_csv(tmp_path / "1.csv", batch_size=1).features
     (tmp_path / "2.csv").write_text("a,b\nx,3\n")
-    with pytest.raises(fastpipe.ValueRangeError, match=r'cannot parse "x" as float64: .*"a": fastpipe.DenseSpec'):
+    with pytest.raises(
+        fastpipe.errors.ValueRangeError, match=r'cannot parse "x" as float64: .*"a": fastpipe.DenseSpec'
+    ):
         read(tmp_path, features=features)
 
 
@@ -428,35 +434,45 @@ def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "error", "match"),
     [
-        (b"", {}, fastpipe.MalformedFileError, "found no rows"),
+        (b"", {}, fastpipe.errors.MalformedFileError, "found no rows"),
         (
             b"a,b\n1,2\n3\n",
             {},
-            fastpipe.MalformedFileError,
+            fastpipe.errors.MalformedFileError,
             r"1 fields, but the file has 2 columns.*byte offset 8, record 1",
         ),
-        (b"a,b\n1,2,3\n", {}, fastpipe.MalformedFileError, r"3 fields.*record 0"),
-        (b"a,b\n1,2\n\r3,4\n", {}, fastpipe.MalformedFileError, r"a carriage return.*byte offset 8, record 1"),
-        (b"a,b\n1,2\r3,4\n", {}, fastpipe.MalformedFileError, r"a carriage return.*byte offset 7, record 0"),
-        (b'a,b\n1,"2\n3,4\n', {}, fastpipe.MalformedFileError, r"ends within quotes.*byte offset 4"),
-        (b"a,b\n1,\xff\n", {}, fastpipe.MalformedFileError, r"feature 'b': .*isn't UTF-8.*byte offset 6, record 0"),
-        (b"a,\xff\n1,2\n", {}, fastpipe.MalformedFileError, "name isn't UTF-8"),
-        (b"a,a\n1,2\n", {}, fastpipe.SchemaError, 'two columns are called "a"'),
-        (b"a,b\n1,2\n", {"columns": ["c"]}, fastpipe.SchemaError, 'no column "c".*it has "a", "b"'),
-        (b"label,b\n1,2\n", {"columns": ["lable"]}, fastpipe.SchemaError, 'did you mean "label"'),
-        (b"\xff\xfea\x00", {}, fastpipe.UnsupportedError, "UTF-16"),
-        ("a,b\n1,2\n".encode("utf-16-be"), {}, fastpipe.UnsupportedError, "iconv -f UTF-16BE"),
-        ("a,b\n1,2\n".encode("utf-16-le"), {"header": False}, fastpipe.UnsupportedError, "iconv -f UTF-16LE"),
-        ("a,b\n1,2\n".encode("utf-32"), {}, fastpipe.UnsupportedError, "UTF-32"),
-        (b"a,b\r1,2\r", {}, fastpipe.MalformedFileError, r"a carriage return.*`tr '\\r' '\\n'`.*byte offset 3"),
-        (b"1,2\r3,4", {"header": ["a", "b"]}, fastpipe.MalformedFileError, r"`tr '\\r' '\\n'`.*byte offset 3"),
-        (b"\x1f\x8b....", {}, fastpipe.MalformedFileError, "gzip"),
-        (b"\x28\xb5\x2f\xfd...", {}, fastpipe.MalformedFileError, "zstandard"),
-        (b"Obj\x01...", {}, fastpipe.UnsupportedError, "read_avro"),
-        (b"a\n1\n", {"features": {"a": fastpipe.RaggedSpec((None,), "int64")}}, fastpipe.SchemaError, "one value"),
-        (b"a\n1\n", {"features": {"a": DenseSpec((2,), "int64")}}, fastpipe.SchemaError, "one value"),
-        (b"a\n1\n", {"features": {"a": DenseSpec((), "int64", scale=2)}}, fastpipe.SchemaError, "decimals"),
-        (b"a\n1\n", {"features": {"a": DenseSpec((), "timedelta64[s]")}}, fastpipe.SchemaError, "durations"),
+        (b"a,b\n1,2,3\n", {}, fastpipe.errors.MalformedFileError, r"3 fields.*record 0"),
+        (b"a,b\n1,2\n\r3,4\n", {}, fastpipe.errors.MalformedFileError, r"a carriage return.*byte offset 8, record 1"),
+        (b"a,b\n1,2\r3,4\n", {}, fastpipe.errors.MalformedFileError, r"a carriage return.*byte offset 7, record 0"),
+        (b'a,b\n1,"2\n3,4\n', {}, fastpipe.errors.MalformedFileError, r"ends within quotes.*byte offset 4"),
+        (
+            b"a,b\n1,\xff\n",
+            {},
+            fastpipe.errors.MalformedFileError,
+            r"feature 'b': .*isn't UTF-8.*byte offset 6, record 0",
+        ),
+        (b"a,\xff\n1,2\n", {}, fastpipe.errors.MalformedFileError, "name isn't UTF-8"),
+        (b"a,a\n1,2\n", {}, fastpipe.errors.SchemaError, 'two columns are called "a"'),
+        (b"a,b\n1,2\n", {"columns": ["c"]}, fastpipe.errors.SchemaError, 'no column "c".*it has "a", "b"'),
+        (b"label,b\n1,2\n", {"columns": ["lable"]}, fastpipe.errors.SchemaError, 'did you mean "label"'),
+        (b"\xff\xfea\x00", {}, fastpipe.errors.UnsupportedError, "UTF-16"),
+        ("a,b\n1,2\n".encode("utf-16-be"), {}, fastpipe.errors.UnsupportedError, "iconv -f UTF-16BE"),
+        ("a,b\n1,2\n".encode("utf-16-le"), {"header": False}, fastpipe.errors.UnsupportedError, "iconv -f UTF-16LE"),
+        ("a,b\n1,2\n".encode("utf-32"), {}, fastpipe.errors.UnsupportedError, "UTF-32"),
+        (b"a,b\r1,2\r", {}, fastpipe.errors.MalformedFileError, r"a carriage return.*`tr '\\r' '\\n'`.*byte offset 3"),
+        (b"1,2\r3,4", {"header": ["a", "b"]}, fastpipe.errors.MalformedFileError, r"`tr '\\r' '\\n'`.*byte offset 3"),
+        (b"\x1f\x8b....", {}, fastpipe.errors.MalformedFileError, "gzip"),
+        (b"\x28\xb5\x2f\xfd...", {}, fastpipe.errors.MalformedFileError, "zstandard"),
+        (b"Obj\x01...", {}, fastpipe.errors.UnsupportedError, "read_avro"),
+        (
+            b"a\n1\n",
+            {"features": {"a": fastpipe.RaggedSpec((None,), "int64")}},
+            fastpipe.errors.SchemaError,
+            "one value",
+        ),
+        (b"a\n1\n", {"features": {"a": DenseSpec((2,), "int64")}}, fastpipe.errors.SchemaError, "one value"),
+        (b"a\n1\n", {"features": {"a": DenseSpec((), "int64", scale=2)}}, fastpipe.errors.SchemaError, "decimals"),
+        (b"a\n1\n", {"features": {"a": DenseSpec((), "timedelta64[s]")}}, fastpipe.errors.SchemaError, "durations"),
         (b"a\n1\n", {"delimiter": ",,"}, ValueError, "delimiter must be one ASCII character"),
         (b"a\n1\n", {"delimiter": '"'}, ValueError, "delimiter and quote are both"),
         (b"a\n1\n", {"quote": 3}, TypeError, "quote must be one character; got 3"),
@@ -491,9 +507,9 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     next(batches)
     state = reader.state_dict()
     path.write_text("a,b\n" + "\n".join(rows[::-1]) + "\n1,2")
-    with pytest.raises(fastpipe.StorageError, match="the file changed"):
+    with pytest.raises(fastpipe.errors.StorageError, match="the file changed"):
         list(batches)
-    with pytest.raises(fastpipe.StateError, match="cannot resume from this state"):
+    with pytest.raises(fastpipe.errors.StateError, match="cannot resume from this state"):
         fastpipe.read_csv(path, batch_size=100).load_state_dict(state)
     path.write_text("a,b\n" + "\n".join(rows))
     again = fastpipe.read_csv(path, batch_size=100)
@@ -533,13 +549,13 @@ def test_a_file_of_more_than_4_gib(tmp_path: Path) -> None:
     cached: dict[str, Any] = {"comment": "#", "index_cache": tmp_path / "cache"}
     features = {"a": DenseSpec((), "int64"), "b": DenseSpec((), "string")}
     assert read(path, features=features, **cached) == {"a": [1, 2, 3, 4], "b": ["x", "y", "z", "?"]}
-    with pytest.raises(fastpipe.ValueRangeError, match=rf"byte offset {path.stat().st_size - 1}, record 3"):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match=rf"byte offset {path.stat().st_size - 1}, record 3"):
         read(path, **cached, features={"b": DenseSpec((), "int64", fill=0)}, null_values=["x", "y", "z"])
     hole = tmp_path / "hole.csv"
     with hole.open("wb") as other:
         other.write(b"a,b\n1,")
         other.truncate(1 << 30)
-    with pytest.raises(fastpipe.LimitError, match="more than 268435456 bytes"):
+    with pytest.raises(fastpipe.errors.LimitError, match="more than 268435456 bytes"):
         read(hole, features=features)
 
 
@@ -547,4 +563,4 @@ def test_locate_returns_rows_of_files(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.csv").write_text("x\n" + "\n".join(map(str, range(5))))
     reader = fastpipe.read_csv(tmp_path, batch_size=3)
-    assert reader.locate(2, 1, epoch=0) == fastpipe.CsvLocation(str(tmp_path / "b.csv"), 2)
+    assert reader.locate(2, 1, epoch=0) == fastpipe.csv.CsvLocation(str(tmp_path / "b.csv"), 2)

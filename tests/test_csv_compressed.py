@@ -30,7 +30,7 @@ import oracle
 from fastpipe import DenseSpec
 from strategies import SOME, orders
 
-pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 FEATURES = {"n": DenseSpec((), "int64"), "s": DenseSpec((), "string")}
 # Exceeds the maximum distance between two restart points of a file that is read at random.
@@ -239,7 +239,7 @@ def test_directories_hold_compressed_files(tmp_path: Path) -> None:
     (tabs / "a.tsv.gz").write_bytes(gz(data.replace(b",", b"\t")))
     assert batches(tabs, delimiter="\t") == batches(data)
     (tabs / "a.tsv.gz").unlink()
-    with pytest.raises(fastpipe.MissingFileError, match=r"\.csv or \.csv\.gz or \.csv\.zst or \.tsv"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match=r"\.csv or \.csv\.gz or \.csv\.zst or \.tsv"):
         fastpipe.read_csv(tabs, batch_size=1)
 
 
@@ -255,7 +255,7 @@ def test_no_rows() -> None:
     for pack in (gz, zst):
         assert batches(pack(b"n,s\n")) == []
         assert batches(pack(b"n,s")) == []
-        with pytest.raises(fastpipe.MalformedFileError, match="found no rows"):
+        with pytest.raises(fastpipe.errors.MalformedFileError, match="found no rows"):
             batches(pack(b""))
         assert batches(pack(b"") + pack(b"n,s\n1,") + pack(b"") + pack(b"x")) == [{"n": [1], "s": ["x"]}]
 
@@ -284,11 +284,11 @@ def test_types_are_inferred_from_the_first_rows(in_one_piece: dict[str, Path]) -
 def test_samples() -> None:
     data = rows(60_000)
     packed = framed(data, "bgzip", 65_280)
-    drawn = fastpipe.sample_csv(packed, 500, columns=["n"], seed=7, dtype="int64")
-    plain = fastpipe.sample_csv(data, 500, columns=["n"], seed=7, dtype="int64")
+    drawn = fastpipe.csv.sample_csv(packed, 500, columns=["n"], seed=7, dtype="int64")
+    plain = fastpipe.csv.sample_csv(data, 500, columns=["n"], seed=7, dtype="int64")
     assert np.array_equal(drawn.values, plain.values)
     assert drawn.values[:, 0].tolist() == drawn.rows.tolist()
-    assert len(fastpipe.sample_csv(packed, 500, columns=["n"], seed=7, method="block").rows)
+    assert len(fastpipe.csv.sample_csv(packed, 500, columns=["n"], seed=7, method="block").rows)
     reader = fastpipe.read_csv(packed, features=FEATURES, batch_size=10)
     assert [shown(batch)["n"] for batch in fastpipe.take(reader, [9, 50_000])] == [[9, 50_000]]
 
@@ -298,9 +298,9 @@ def test_locations_and_fingerprints(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.csv.gz").write_bytes(framed(data, "gz"))
     reader = fastpipe.read_csv(tmp_path, features=FEATURES, batch_size=1500)
-    assert reader.locate(14, 3, epoch=0) == fastpipe.CsvLocation(str(tmp_path / "b.csv.gz"), 14 * 1500 + 3 - 20_000)
+    assert reader.locate(14, 3, epoch=0) == fastpipe.csv.CsvLocation(str(tmp_path / "b.csv.gz"), 14 * 1500 + 3 - 20_000)
     (tmp_path / "b.csv.gz").write_bytes(framed(data, "gz", 90_000))
-    with pytest.raises(fastpipe.StateError, match="cannot resume from this state"):
+    with pytest.raises(fastpipe.errors.StateError, match="cannot resume from this state"):
         fastpipe.read_csv(tmp_path, features=FEATURES, batch_size=1500).load_state_dict(reader.state_dict())
 
 
@@ -390,7 +390,7 @@ def test_random_orders_need_parts(in_one_piece: dict[str, Path], name: str) -> N
     path = in_one_piece[name]
     match = r"in one piece: shuffle=\"buffer\".*bgzip.*pzstd.*x\.csv"
     for shuffle in (True, "block"):
-        with pytest.raises(fastpipe.UnsupportedError, match=match) as caught:
+        with pytest.raises(fastpipe.errors.UnsupportedError, match=match) as caught:
             fastpipe.read_csv(path, features=FEATURES, batch_size=100, shuffle=shuffle, seed=1)
         assert caught.value.path == str(path)
 
@@ -399,11 +399,11 @@ def test_random_orders_need_parts(in_one_piece: dict[str, Path], name: str) -> N
 def test_samples_of_a_file_in_one_piece_are_read_in_sequence(in_one_piece: dict[str, Path], name: str) -> None:
     path, plain = in_one_piece[name], in_one_piece["csv"]
     for rows in (1, 50, 20_000):
-        drawn = fastpipe.sample_csv(path, rows, columns=["n"], seed=3, dtype="int64")
-        expected = fastpipe.sample_csv(plain, rows, columns=["n"], seed=3, dtype="int64")
+        drawn = fastpipe.csv.sample_csv(path, rows, columns=["n"], seed=3, dtype="int64")
+        expected = fastpipe.csv.sample_csv(plain, rows, columns=["n"], seed=3, dtype="int64")
         assert drawn.rows is not None
         assert (drawn.values == expected.values).all()
-        assert drawn.rows.tolist() == fastpipe.sample_csv(plain, rows, columns=["n"], seed=3).rows.tolist()
+        assert drawn.rows.tolist() == fastpipe.csv.sample_csv(plain, rows, columns=["n"], seed=3).rows.tolist()
     reader = fastpipe.read_csv(path, features=FEATURES, batch_size=100)
     assert fastpipe.take(reader, [3, 70, 200_000]).num_rows == 3
     last = reader.num_rows - 1
@@ -423,21 +423,41 @@ SMALL = b"n,s\n" + b"".join(b"%d,x\n" % i for i in range(100))
 @pytest.mark.parametrize(
     ("data", "error", "match", "offset"),
     [
-        (gz(SMALL)[:-3], fastpipe.MalformedFileError, "cut short: it ends within the checksum", None),
-        (gz(SMALL)[:-20], fastpipe.MalformedFileError, "cut short: it ends within a gzip member", len(gz(SMALL)) - 20),
-        (zst(SMALL)[:-3], fastpipe.MalformedFileError, "cut short: it ends within a zstandard", len(zst(SMALL)) - 3),
-        (gz(SMALL) + b"more", fastpipe.MalformedFileError, "another gzip member, found something", len(gz(SMALL))),
-        (zst(SMALL) + b"more", fastpipe.MalformedFileError, "another zstandard frame, found", len(zst(SMALL))),
-        (gz(SMALL)[:-8] + bytes(8), fastpipe.MalformedFileError, "expected checksum 00000000", len(gz(SMALL)) - 8),
-        (b"\x1f\x8b\x07" + bytes(20), fastpipe.MalformedFileError, "method 8, found method 7", 0),
-        (with_dictionary(SMALL[:200]), fastpipe.UnsupportedError, "dictionary 77", 0),
-        (b"\x28\xb5\x2f\xfd\x00\x90" + bytes(20), fastpipe.LimitError, "window of more than 134217728", None),
-        (gz(gz(SMALL)), fastpipe.UnsupportedError, "more than once.*gzip", None),
-        (zst(gz(b"\xff\xfea\x00")), fastpipe.UnsupportedError, "more than once", None),
-        (zst(b"\xff\xfea\x00"), fastpipe.UnsupportedError, "UTF-16", None),
-        (b"\xfd7zXZ\x00\x00", fastpipe.UnsupportedError, "with xz", None),
-        (b"BZh91AY&SY", fastpipe.UnsupportedError, "with bzip2", None),
-        (b"PK\x03\x04....", fastpipe.UnsupportedError, "zip archive", None),
+        (gz(SMALL)[:-3], fastpipe.errors.MalformedFileError, "cut short: it ends within the checksum", None),
+        (
+            gz(SMALL)[:-20],
+            fastpipe.errors.MalformedFileError,
+            "cut short: it ends within a gzip member",
+            len(gz(SMALL)) - 20,
+        ),
+        (
+            zst(SMALL)[:-3],
+            fastpipe.errors.MalformedFileError,
+            "cut short: it ends within a zstandard",
+            len(zst(SMALL)) - 3,
+        ),
+        (
+            gz(SMALL) + b"more",
+            fastpipe.errors.MalformedFileError,
+            "another gzip member, found something",
+            len(gz(SMALL)),
+        ),
+        (zst(SMALL) + b"more", fastpipe.errors.MalformedFileError, "another zstandard frame, found", len(zst(SMALL))),
+        (
+            gz(SMALL)[:-8] + bytes(8),
+            fastpipe.errors.MalformedFileError,
+            "expected checksum 00000000",
+            len(gz(SMALL)) - 8,
+        ),
+        (b"\x1f\x8b\x07" + bytes(20), fastpipe.errors.MalformedFileError, "method 8, found method 7", 0),
+        (with_dictionary(SMALL[:200]), fastpipe.errors.UnsupportedError, "dictionary 77", 0),
+        (b"\x28\xb5\x2f\xfd\x00\x90" + bytes(20), fastpipe.errors.LimitError, "window of more than 134217728", None),
+        (gz(gz(SMALL)), fastpipe.errors.UnsupportedError, "more than once.*gzip", None),
+        (zst(gz(b"\xff\xfea\x00")), fastpipe.errors.UnsupportedError, "more than once", None),
+        (zst(b"\xff\xfea\x00"), fastpipe.errors.UnsupportedError, "UTF-16", None),
+        (b"\xfd7zXZ\x00\x00", fastpipe.errors.UnsupportedError, "with xz", None),
+        (b"BZh91AY&SY", fastpipe.errors.UnsupportedError, "with bzip2", None),
+        (b"PK\x03\x04....", fastpipe.errors.UnsupportedError, "zip archive", None),
     ],
     ids=itertools.count(),
 )
@@ -456,14 +476,24 @@ def test_errors_name_the_file_and_its_byte(tmp_path: Path, data: bytes, error: t
         (
             b"n,s\n1,x\ny,z\n",
             {},
-            fastpipe.ValueRangeError,
+            fastpipe.errors.ValueRangeError,
             r'cannot parse "y" as int64: .*record 1, byte of the decompressed text 8',
         ),
-        (b"n,s\n1,x\n2\n", {}, fastpipe.MalformedFileError, r"1 fields.*record 1, byte of the decompressed text 8"),
-        (b'n,s\n1,"x\n', {}, fastpipe.MalformedFileError, r"within quotes.*byte of the decompressed text 4"),
-        (b"n,\xff\n", {}, fastpipe.MalformedFileError, r"name isn't UTF-8.*byte of the decompressed text 2"),
-        (b"n,s\n1,\xff\n", {}, fastpipe.MalformedFileError, r"isn't UTF-8.*record 0, byte of the decompressed text 6"),
-        (b"n,t\n", {}, fastpipe.SchemaError, 'no column "s"'),
+        (
+            b"n,s\n1,x\n2\n",
+            {},
+            fastpipe.errors.MalformedFileError,
+            r"1 fields.*record 1, byte of the decompressed text 8",
+        ),
+        (b'n,s\n1,"x\n', {}, fastpipe.errors.MalformedFileError, r"within quotes.*byte of the decompressed text 4"),
+        (b"n,\xff\n", {}, fastpipe.errors.MalformedFileError, r"name isn't UTF-8.*byte of the decompressed text 2"),
+        (
+            b"n,s\n1,\xff\n",
+            {},
+            fastpipe.errors.MalformedFileError,
+            r"isn't UTF-8.*record 0, byte of the decompressed text 6",
+        ),
+        (b"n,t\n", {}, fastpipe.errors.SchemaError, 'no column "s"'),
     ],
 )
 def test_errors_name_the_decompressed_offset(text: bytes, options: dict[str, Any], error: type, match: str) -> None:
@@ -484,12 +514,12 @@ def test_damage_is_a_typed_error(data: st.DataObject) -> None:
     else:
         packed[at] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(
-        fastpipe.MalformedFileError,
-        fastpipe.UnsupportedError,
-        fastpipe.LimitError,
-        fastpipe.SchemaError,
-        fastpipe.ValueRangeError,
-        fastpipe.NullValueError,
+        fastpipe.errors.MalformedFileError,
+        fastpipe.errors.UnsupportedError,
+        fastpipe.errors.LimitError,
+        fastpipe.errors.SchemaError,
+        fastpipe.errors.ValueRangeError,
+        fastpipe.errors.NullValueError,
     ):
         batches(bytes(packed), on_ragged="skip")
 
@@ -505,14 +535,14 @@ def test_a_file_that_changes(in_one_piece: dict[str, Path], name: str, tmp_path:
         file.seek(100_000)
         file.write(bytes(1000))
     os.utime(path, (2e9, 2e9))
-    with pytest.raises(fastpipe.StorageError, match="the file changed"):
+    with pytest.raises(fastpipe.errors.StorageError, match="the file changed"):
         list(found)
 
 
 def test_bombs_take_little_memory() -> None:
     """The text is a thousand times larger than the file and contains no end of a row."""
     packed = b"".join([gz(b'n,s\n1,"'), *[gz(bytes(1 << 24))] * 20])
-    with pytest.raises(fastpipe.LimitError, match=r"more than 268435456 bytes.*byte of the decompressed text 4"):
+    with pytest.raises(fastpipe.errors.LimitError, match=r"more than 268435456 bytes.*byte of the decompressed text 4"):
         batches(packed)
     many = gz(b"n,s\n1,x\n") + gz(b"") * 50_000
     assert batches(many) == [{"n": [1], "s": ["x"]}]

@@ -85,16 +85,16 @@ INTERRUPTED = """
     # through exec was not caught.
     fastpipe.read_csv(b"a,b\\n1,2.5\\n", batch_size=1).close()
     for method in ("exact", "block"):
-        fastpipe.sample_csv(b"a,b\\n1,2.5\\n", rows=1, columns=["a", "b"], seed=1, method=method)
+        fastpipe.csv.sample_csv(b"a,b\\n1,2.5\\n", rows=1, columns=["a", "b"], seed=1, method=method)
     try:
         print("begun", flush=True)
         while True:
             if what == "scan":
                 fastpipe.read_csv(path, batch_size=9, columns=["a"]).close()
             elif what == "sample":
-                fastpipe.sample_csv(path, rows=400_000, columns=["a", "b"], seed=1)
+                fastpipe.csv.sample_csv(path, rows=400_000, columns=["a", "b"], seed=1)
             elif what == "blocks":
-                fastpipe.sample_csv(path, rows=400_000, columns=["a", "b"], seed=1, method="block")
+                fastpipe.csv.sample_csv(path, rows=400_000, columns=["a", "b"], seed=1, method="block")
             else:
                 for _ in fastpipe.read_csv(path, batch_size=9, columns=["a"], shuffle=True, seed=1):
                     pass
@@ -150,7 +150,7 @@ def test_a_forked_child_uses_the_reader_of_its_parent(tmp_path: Path, shuffle: b
             same = [batch["a"].tolist() for batch in fresh] == want[1:]
             reader.set_epoch(0)
             same &= [batch["a"].tolist() for batch in reader] == want
-            drawn = fastpipe.sample_csv(path, rows=10, columns=["a"], seed=1).rows.tolist()
+            drawn = fastpipe.csv.sample_csv(path, rows=10, columns=["a"], seed=1).rows.tolist()
             os.write(writing, repr((same, drawn)).encode())
             os._exit(0)
         except BaseException as error:
@@ -160,7 +160,7 @@ def test_a_forked_child_uses_the_reader_of_its_parent(tmp_path: Path, shuffle: b
     with os.fdopen(reading, "rb") as told:
         found = told.read().decode()
     assert os.waitpid(child, 0)[1] == 0, found
-    drawn = fastpipe.sample_csv(path, rows=10, columns=["a"], seed=1).rows.tolist()
+    drawn = fastpipe.csv.sample_csv(path, rows=10, columns=["a"], seed=1).rows.tolist()
     assert found == repr((True, drawn))
     # The parent's pass is unaffected.
     assert [batch["a"].tolist() for batch in batches] == want[1:]
@@ -185,7 +185,7 @@ def test_threads_share_a_dataset(tmp_path: Path) -> None:
         assert sorted(found) == list(range(50_000))
         whole = [ids(path, shuffle=True, seed=4)] * 4
         assert list(pool.map(lambda _: ids(path, shuffle=True, seed=4), range(4))) == whole
-        sample = lambda _: fastpipe.sample_csv(path, rows=500, columns=["b"], seed=3).values  # noqa: E731
+        sample = lambda _: fastpipe.csv.sample_csv(path, rows=500, columns=["b"], seed=3).values  # noqa: E731
         first, *others = pool.map(sample, range(4))
         assert all(np.array_equal(first, other) for other in others)
 
@@ -215,7 +215,7 @@ def test_a_file_that_changes_between_opening_and_reading(tmp_path: Path, how: st
     path = write(tmp_path / "x.csv", 100_000)
     reader = fastpipe.read_csv(path, features=FEATURES, batch_size=1000, shuffle=shuffle, seed=1)
     change(path, how)
-    error = FileNotFoundError if how == "removed" else fastpipe.StorageError
+    error = FileNotFoundError if how == "removed" else fastpipe.errors.StorageError
     with pytest.raises(error) as caught:
         list(reader)
     assert isinstance(caught.value, fastpipe.FastpipeError)
@@ -233,9 +233,9 @@ def test_a_file_that_changes_between_state_and_resuming(tmp_path: Path, how: str
         fastpipe.read_csv(path, features=FEATURES, batch_size=1000).load_state_dict(state)
     # A truncated file may have lost its column names.
     typed = (
-        fastpipe.MalformedFileError | fastpipe.SchemaError
+        fastpipe.errors.MalformedFileError | fastpipe.errors.SchemaError
         if how in ("emptied", "cut within its first row")
-        else fastpipe.StateError
+        else fastpipe.errors.StateError
     )
     assert isinstance(caught.value, typed)
 
@@ -250,7 +250,7 @@ def test_a_file_that_changes_while_it_is_sampled(tmp_path: Path, how: str) -> No
         timer = threading.Timer(delay, change, (path, how))
         timer.start()
         try:
-            drawn = fastpipe.sample_csv(path, rows=1000, columns=["a"], seed=1)
+            drawn = fastpipe.csv.sample_csv(path, rows=1000, columns=["a"], seed=1)
             assert drawn.values.shape == (1000, 1)
             outcomes.append("drawn")
         except (fastpipe.FastpipeError, ValueError) as error:
@@ -274,7 +274,7 @@ def test_links(tmp_path: Path) -> None:
     assert ids(link, index_cache=cache) == ids(path, index_cache=cache) == list(range(50_000))
     # Both names refer to one file.
     assert len(list(cache.iterdir())) == 1
-    for call in (lambda: ids(dangling), lambda: fastpipe.sample_csv(dangling, rows=1, columns=["a"], seed=1)):
+    for call in (lambda: ids(dangling), lambda: fastpipe.csv.sample_csv(dangling, rows=1, columns=["a"], seed=1)):
         with pytest.raises(FileNotFoundError, match="dangling") as caught:
             call()
         assert isinstance(caught.value, fastpipe.FastpipeError)
@@ -295,7 +295,7 @@ def test_invalid_files(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "folder.csv").mkdir()
     for source, error, match in [
-        (tmp_path / "fifo.csv", fastpipe.StorageError, "expected a file, found a pipe"),
+        (tmp_path / "fifo.csv", fastpipe.errors.StorageError, "expected a file, found a pipe"),
         ([tmp_path / "folder.csv"], OSError, "folder"),
         (tmp_path / "empty", OSError, "empty"),
     ]:
@@ -309,17 +309,17 @@ LIMITED = """
     import resource, sys, fastpipe
     path, more, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     import numpy
-    fastpipe.sample_csv(b"a,b\\n1,2\\n", rows=1, columns=["a"], seed=1)  # Imports modules that are loaded late.
+    fastpipe.csv.sample_csv(b"a,b\\n1,2\\n", rows=1, columns=["a"], seed=1)  # Imports modules that are loaded late.
     pages = int(open("/proc/self/statm").read().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
     try:
         if what == "sample":
-            fastpipe.sample_csv(path, rows=200_000, columns=["a", "b"], seed=1)
+            fastpipe.csv.sample_csv(path, rows=200_000, columns=["a", "b"], seed=1)
         else:
             for _ in fastpipe.read_csv(path, batch_size=50_000, shuffle=what == "shuffle", seed=1, epochs=1):
                 pass
         print("done")
-    except fastpipe.OutOfMemoryError:
+    except fastpipe.errors.OutOfMemoryError:
         print("out of memory")
     except MemoryError:
         print("out of memory")

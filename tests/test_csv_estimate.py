@@ -23,8 +23,8 @@ from processes import interrupt, run
 scipy_stats = pytest.importorskip("scipy.stats")
 
 
-def estimate(source: Any, rows: int, **options: Any) -> fastpipe.CsvSample:
-    return fastpipe.sample_csv(source, rows, **{"method": "estimate", "seed": 0} | options)
+def estimate(source: Any, rows: int, **options: Any) -> fastpipe.csv.CsvSample:
+    return fastpipe.csv.sample_csv(source, rows, **{"method": "estimate", "seed": 0} | options)
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -128,7 +128,7 @@ def test_the_last_row_is_equally_likely() -> None:
 def test_tiny_files() -> None:
     one = estimate(b"a,b\n1,2", 1)
     assert (one.values.tolist(), one.columns) == ([[1, 2]], ["a", "b"])
-    assert one.estimate == fastpipe.RowEstimate(1, 1, 1)
+    assert one.estimate == fastpipe.csv.RowEstimate(1, 1, 1)
     assert one.offsets is not None
     assert one.offsets.tolist() == [4]
     column = estimate(b'a\n7\n"8"\n\n9', 2, seed=3)
@@ -138,7 +138,7 @@ def test_tiny_files() -> None:
     for empty in (b"a,b\n", b"a,b", b"a\n\n\n\n"):
         with pytest.raises(ValueError, match=r"no rows to draw from|in about 0 rows"):
             estimate(empty, 1, columns=["a"])
-    with pytest.raises(fastpipe.MalformedFileError, match="found no rows"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match="found no rows"):
         estimate(b"", 1)
     with pytest.raises(ValueError, match="no rows to draw from"):
         estimate(b"", 1, header=["a"], columns=["a"])
@@ -155,7 +155,9 @@ def test_sampling_nearly_all_rows_needs_the_exact_method() -> None:
 def test_ambiguous_quotes() -> None:
     """The text after each newline is the same within quotes and outside of them."""
     data = b"a,b\n" + b'1,"\n1,"\n' * (10 << 20)
-    with pytest.raises(fastpipe.LimitError, match=r'cannot determine the row of this byte.*method="exact"') as caught:
+    with pytest.raises(
+        fastpipe.errors.LimitError, match=r'cannot determine the row of this byte.*method="exact"'
+    ) as caught:
         estimate(data, 10, columns=["a"])
     assert caught.value.offset is not None
     assert caught.value.path is not None
@@ -164,22 +166,22 @@ def test_ambiguous_quotes() -> None:
 def test_ragged_rows() -> None:
     data = bytearray(b"a,b\n" + b"1,2\n" * 100_000)
     data[200_004:200_008] = b"1.2\n"
-    with pytest.raises(fastpipe.MalformedFileError, match=r"don't have 2 fields.*method=\"exact\""):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=r"don't have 2 fields.*method=\"exact\""):
         estimate(bytes(data), 1000)
 
 
 def test_errors_locate_values(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(b"a,b\n" + b"1,2\n" * 500 + b"3,zwei\n" + b"1,2\n" * 500)
-    with pytest.raises(fastpipe.ValueRangeError, match=r'cannot parse "zwei" as int64') as caught:
+    with pytest.raises(fastpipe.errors.ValueRangeError, match=r'cannot parse "zwei" as int64') as caught:
         estimate(path, 900, columns=["b"], dtype="int64")
     assert (caught.value.path, caught.value.offset, caught.value.feature) == (str(path), 4 + 2000 + 2, "b")
     assert caught.value.record is None
-    with pytest.raises(fastpipe.ValueRangeError, match=r'cannot parse "zwei" as int64'):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match=r'cannot parse "zwei" as int64'):
         estimate(path, 900, seed=1, columns=["b"], dtype="int64", replace=True)
-    with pytest.raises(fastpipe.SchemaError, match='no column "c"'):
+    with pytest.raises(fastpipe.errors.SchemaError, match='no column "c"'):
         estimate(path, 1, columns=["c"])
-    with pytest.raises(fastpipe.SchemaError, match="can't hold the columns 'b'"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="can't hold the columns 'b'"):
         estimate(path, 900)
 
 
@@ -232,7 +234,7 @@ def test_drawn_rows_are_stable() -> None:
     data = b"i,p\n" + b"".join(b"%d,%s\n" % (i, b"x" * (i % 50)) for i in range(10_000))
     drawn = estimate(data, 8, seed=42, columns=["i"], dtype="int64")
     assert drawn.values[:, 0].tolist() == [419, 559, 1134, 1749, 4605, 5630, 8600, 9154]
-    assert drawn.estimate == fastpipe.RowEstimate(10043, 9490, 10597)
+    assert drawn.estimate == fastpipe.csv.RowEstimate(10043, 9490, 10597)
 
 
 @pytest.mark.parametrize(
@@ -253,9 +255,9 @@ def test_errors_of_arguments(options: dict[str, Any], match: str) -> None:
 
 
 def test_other_files(tmp_path: Path) -> None:
-    with pytest.raises(fastpipe.UnsupportedError, match="compressed file"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="compressed file"):
         estimate(b"\x1f\x8b....", 1)
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         estimate(tmp_path / "gone.csv", 1)
 
 
@@ -287,7 +289,7 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
         import fastpipe
         try:
             print("waits", flush=True)
-            fastpipe.sample_csv({str(path)!r}, 20_000, method="estimate", comment="#", seed=1, num_threads=2)
+            fastpipe.csv.sample_csv({str(path)!r}, 20_000, method="estimate", comment="#", seed=1, num_threads=2)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
             raise

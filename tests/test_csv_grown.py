@@ -152,7 +152,7 @@ def test_a_file_that_grows_again_and_again(place: Place, caplog: pytest.LogCaptu
         try:
             place.open().close()
             opened += 1
-        except fastpipe.MalformedFileError as error:
+        except fastpipe.errors.MalformedFileError as error:
             assert "ends within quotes" in str(error)  # noqa: PT017
             continue
         # The last row may lack a field at this point.
@@ -167,7 +167,7 @@ def test_appending_within_an_open_quote(place: Place, caplog: pytest.LogCaptureF
     place.open().close()
     kept = place.entry().read_bytes()
     place.write(FRONT + b'1,"open\n2,3\n')
-    with pytest.raises(fastpipe.MalformedFileError, match=rf"ends within quotes.*byte offset {len(FRONT)}"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=rf"ends within quotes.*byte offset {len(FRONT)}"):
         place.open()
     assert place.entry().read_bytes() == kept
     place.write(FRONT + b'1,"open\n2,3\n"\n4,5\n')

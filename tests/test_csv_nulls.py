@@ -42,7 +42,7 @@ def written(path: Path, rows: Lines, time: int = LONG_AGO) -> Path:
 def masked(source: object, **options: object) -> dict[str, int]:
     """Reads all rows. Returns the number of nulls in each masked column."""
     reader = fastpipe.read_csv(source, columns=["id", "flag"], batch_size=50_000, **options)  # type: ignore[arg-type]
-    found = {name: 0 for name, spec in reader.features.items() if spec.nulls == "mask"}
+    found = {name: 0 for name, spec in reader.features.items() if spec.on_null == "mask"}
     for batch in reader:
         for name in found:
             found[name] += int((~batch[name].valid).sum())
@@ -168,7 +168,7 @@ def test_a_file_that_grows(tmp_path: Path) -> None:
         if number == 0:
             # The row is incomplete, so only the inferred features can be checked.
             reader = fastpipe.read_csv(path, batch_size=1, index_cache=cache, on_ragged="error")
-            assert {name for name, spec in reader.features.items() if spec.nulls == "mask"} == set(expected)
+            assert {name for name, spec in reader.features.items() if spec.on_null == "mask"} == set(expected)
             continue
         # Extending an index keeps its nulls, whether or not the reader needs them.
         if number % 2:

@@ -128,7 +128,7 @@ READ = """
         return int(status.split("RssAnon:")[1].split()[0]) << 10
 
     path, limit, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    fastpipe.sample_csv(b"a,b\\n1,2\\n", rows=1, columns=["a"], seed=1)  # Imports modules that are loaded late.
+    fastpipe.csv.sample_csv(b"a,b\\n1,2\\n", rows=1, columns=["a"], seed=1)  # Imports modules that are loaded late.
     most, ended = 0, threading.Event()
 
     def watch():
@@ -140,7 +140,7 @@ READ = """
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     if what == "sample":
-        drawn = fastpipe.sample_csv(path, rows=100_000, columns=["a", "b"], seed=1, memory_limit=limit)
+        drawn = fastpipe.csv.sample_csv(path, rows=100_000, columns=["a", "b"], seed=1, memory_limit=limit)
         assert drawn.values.shape == (100_000, 2)
     else:
         options = {"shuffle": what == "shuffle", "seed": 1, "epochs": 1, "memory_limit": limit}

@@ -29,8 +29,8 @@ scipy_stats = pytest.importorskip("scipy.stats")
 RESERVOIR = 8
 
 
-def stream(source: Any, rows: int, **options: Any) -> fastpipe.CsvSample:
-    return fastpipe.sample_csv(source, rows, **{"method": "stream", "seed": 0} | options)
+def stream(source: Any, rows: int, **options: Any) -> fastpipe.csv.CsvSample:
+    return fastpipe.csv.sample_csv(source, rows, **{"method": "stream", "seed": 0} | options)
 
 
 def chosen(rows: int, total: int, seed: int) -> list[int]:
@@ -171,7 +171,7 @@ def test_errors_of_an_iterator_are_raised() -> None:
         finally:
             ended.append(True)
 
-    with pytest.raises(fastpipe.SchemaError, match='no column "k"'):
+    with pytest.raises(fastpipe.errors.SchemaError, match='no column "k"'):
         stream(closes(), 1, columns=["k"])
     gc.collect()
     # The error is raised before everything was read.
@@ -182,10 +182,10 @@ def test_huge_rows() -> None:
     data = b"i,t\n" + b"".join(b'%d,"%s"\n' % (i, b"x\n" * (4 << 20)) for i in range(3)) + b"3,\n4,\n"
     drawn = stream(pieces(data, 10_000), 5, columns=["i"])
     assert drawn.values[:, 0].tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(fastpipe.LimitError, match=r"memory_limit=1000000: draw fewer rows"):
+    with pytest.raises(fastpipe.errors.LimitError, match=r"memory_limit=1000000: draw fewer rows"):
         stream(pieces(data, 10_000), 2, columns=["i"], memory_limit="1MB")
     unclosed = (b'i,t\n1,"' + b"x\n" * 100 if k == 0 else b"x\n" * (1 << 20) for k in range(200))
-    with pytest.raises(fastpipe.LimitError, match="more than 268435456 bytes") as caught:
+    with pytest.raises(fastpipe.errors.LimitError, match="more than 268435456 bytes") as caught:
         stream(unclosed, 1, columns=["i"])
     assert caught.value.offset == 4
 
@@ -193,15 +193,15 @@ def test_huge_rows() -> None:
 @pytest.mark.parametrize(
     ("data", "options", "error", "match"),
     [
-        (b"", {}, fastpipe.MalformedFileError, "found no rows"),
+        (b"", {}, fastpipe.errors.MalformedFileError, "found no rows"),
         (b"i\n1\n2\n", {"rows": 3}, ValueError, "rows=3 exceeds the 2 rows of the stream"),
         (b"i\n", {}, ValueError, "exceeds the 0 rows"),
-        (b'i,j\n1,"2\n3,4\n', {}, fastpipe.MalformedFileError, r"ends within quotes.*<bytes>, byte offset 4"),
-        (b'"i\n', {}, fastpipe.MalformedFileError, "ends within quotes"),
-        (b"i,j\n1,2\n3\n", {"rows": 2}, fastpipe.MalformedFileError, r"1 fields.*byte offset 8, record 1"),
-        (b"i,j\n1\n3,x\n", {"on_ragged": "skip"}, fastpipe.SchemaError, "can't hold the columns 'j'"),
-        (b"i,i\n1,2\n", {}, fastpipe.SchemaError, 'two columns are called "i"'),
-        (b"\x1f\x8b....", {}, fastpipe.UnsupportedError, "gzip"),
+        (b'i,j\n1,"2\n3,4\n', {}, fastpipe.errors.MalformedFileError, r"ends within quotes.*<bytes>, byte offset 4"),
+        (b'"i\n', {}, fastpipe.errors.MalformedFileError, "ends within quotes"),
+        (b"i,j\n1,2\n3\n", {"rows": 2}, fastpipe.errors.MalformedFileError, r"1 fields.*byte offset 8, record 1"),
+        (b"i,j\n1\n3,x\n", {"on_ragged": "skip"}, fastpipe.errors.SchemaError, "can't hold the columns 'j'"),
+        (b"i,i\n1,2\n", {}, fastpipe.errors.SchemaError, 'two columns are called "i"'),
+        (b"\x1f\x8b....", {}, fastpipe.errors.UnsupportedError, "gzip"),
         (b"i\n1\n", {"replace": True}, ValueError, "reads each row once: leave out replace"),
         (b"i\n1\n", {"part": 1}, ValueError, "leave out part"),
         (b"i\n1\n", {"stratify": "i"}, ValueError, "leave out stratify"),
@@ -209,8 +209,8 @@ def test_huge_rows() -> None:
         (["i\n1\n"], {}, TypeError, "an iterable must yield bytes; got 'i"),
         (7, {}, TypeError, "an iterable of bytes; got int"),
         (io.StringIO("i\n1\n"), {}, TypeError, "opened as text"),
-        ("gone.csv", {}, fastpipe.MissingFileError, "the path of one file or pipe"),
-        ("/", {}, fastpipe.StorageError, "directory"),
+        ("gone.csv", {}, fastpipe.errors.MissingFileError, "the path of one file or pipe"),
+        ("/", {}, fastpipe.errors.StorageError, "directory"),
     ],
 )
 def test_errors_name_location_and_cause(data: Any, options: dict[str, Any], error: type, match: str) -> None:
@@ -220,7 +220,7 @@ def test_errors_name_location_and_cause(data: Any, options: dict[str, Any], erro
 
 def test_errors_locate_values() -> None:
     data = b"a,b\n" + b"1,2\n" * 5000 + b"3,zwei\n" + b"1,2\n" * 5000
-    with pytest.raises(fastpipe.ValueRangeError, match='cannot parse "zwei" as int64') as caught:
+    with pytest.raises(fastpipe.errors.ValueRangeError, match='cannot parse "zwei" as int64') as caught:
         stream(pieces(data, 3000), 10_001, columns=["b"], dtype="int64")
     assert (caught.value.path, caught.value.offset, caught.value.record) == ("<generator>", 4 + 20_000 + 2, 5000)
     # Rows that aren't drawn aren't parsed.
@@ -260,7 +260,7 @@ def test_ctrl_c_ends_a_wait_for_a_pipe(tmp_path: Path) -> None:
         os.write(writer, b"i\\n1\\n2\\n")
         try:
             print("waits", flush=True)
-            fastpipe.sample_csv({str(pipe)!r}, 1, method="stream")
+            fastpipe.csv.sample_csv({str(pipe)!r}, 1, method="stream")
         except KeyboardInterrupt:
             print("interrupted", flush=True)
             raise

@@ -104,7 +104,7 @@ def check_forms(data: Data, device: str, forms: dict[str, Any], features: dict[s
 @pytest.mark.parametrize("forms", FORMS, ids=str)
 def test_forms(data: Data, forms: dict[str, Any], features: dict[str, Any]) -> None:
     check_forms(data, "cuda:0", forms, features, batch_size=7)
-    check_forms(data, "cuda:0", forms, features, batch_size=7, rank=1, world_size=2, uneven="pad")
+    check_forms(data, "cuda:0", forms, features, batch_size=7, rank=1, world_size=2, on_uneven="pad")
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -117,7 +117,7 @@ def test_a_batch_is_one_block_of_memory(large: Data, num_threads: int) -> None:
     # There are pieces of fixed size, and pieces of variable size, which may be joined.
     assert engine.pieces
     assert all(1 < pieces <= 10 for pieces in engine.pieces)
-    padded = large.read(batch_size=4000, rank=0, world_size=2, uneven="pad")
+    padded = large.read(batch_size=4000, rank=0, world_size=2, on_uneven="pad")
     for batch in fastpipe.cuda.Prefetcher(padded, [PlainEngine()], 2, several=False):
         assert batch["valid"].untyped_storage().data_ptr() == batch["id"].untyped_storage().data_ptr()
 
@@ -196,7 +196,7 @@ def test_states_that_do_not_fit(data: Data) -> None:
     batches = prefetch(data.read(**samples.order_of(True)))
     started = iter(batches)
     seen = ids_by_batch([next(started)])
-    with pytest.raises(fastpipe.StateError):
+    with pytest.raises(fastpipe.errors.StateError):
         batches.load_state_dict({"version": 1})
     assert seen + ids_by_batch(started) == ids_by_batch(data.read(**samples.order_of(True)))
 
@@ -232,19 +232,19 @@ def test_a_pass_that_is_left_counts_as_an_epoch(data: Data) -> None:
 DEVICES = ["cuda:0", "cuda:1", "cuda:2"]
 
 
-@pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 @pytest.mark.usefixtures("plain")
-@pytest.mark.parametrize("uneven", ["drop", "pad"])
+@pytest.mark.parametrize("on_uneven", ["drop", "pad"])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_several_devices(data: Data, shuffle: Any, uneven: str) -> None:
-    options = samples.order_of(shuffle) | {"uneven": uneven, "batch_size": 3}
+def test_several_devices(data: Data, shuffle: Any, on_uneven: str) -> None:
+    options = samples.order_of(shuffle) | {"on_uneven": on_uneven, "batch_size": 3}
     batches = prefetch(data.read(**options), DEVICES)
     steps = list(batches)
     assert len(steps) == len(batches)
     assert all(len(step) == 3 for step in steps)
     shares = [ids_by_batch(data.read(**options, rank=rank, world_size=3)) for rank in range(3)]
     assert [ids_by_batch(step[rank] for step in steps) for rank in range(3)] == shares
-    if uneven == "pad":
+    if on_uneven == "pad":
         found = [
             {name: part.numpy() for name, part in batch.items() if name in ("id", "valid")}
             for s in steps
@@ -257,7 +257,7 @@ def test_several_devices(data: Data, shuffle: Any, uneven: str) -> None:
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize(("shuffle", "shard_by"), samples.ELASTIC)
 def test_states_resume_with_another_number_of_devices(data: Data, shuffle: Any, shard_by: str) -> None:
-    options = samples.order_of(shuffle) | {"uneven": "pad", "batch_size": 3, "shard_by": shard_by}
+    options = samples.order_of(shuffle) | {"on_uneven": "pad", "batch_size": 3, "shard_by": shard_by}
     first = prefetch(data.read(**options), DEVICES)
     started = iter(first)
     seen = [batch for _ in range(4) for batch in next(started)]
@@ -271,7 +271,7 @@ def test_states_resume_with_another_number_of_devices(data: Data, shuffle: Any, 
         assert sorted(samples.ids_of(found)) == list(range(data.total))
 
 
-@pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("shuffle", ["block", "buffer"])
 def test_devices_with_separate_blocks(data: Data, shuffle: str) -> None:
@@ -285,7 +285,7 @@ def test_devices_with_separate_blocks(data: Data, shuffle: str) -> None:
     other = prefetch(data.read(**options), DEVICES)
     other.load_state_dict(state)
     assert [ids_by_batch(step) for step in other] == rest
-    with pytest.raises(fastpipe.StateError, match="world_size=3"):
+    with pytest.raises(fastpipe.errors.StateError, match="world_size=3"):
         prefetch(data.read(**options), DEVICES[:2]).load_state_dict(state)
 
 
@@ -346,14 +346,14 @@ def test_errors_follow_the_batches_before_them(data: Data, tmp_path: Path) -> No
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     batches = iter(prefetch(reader))
     seen = []
-    with pytest.raises(fastpipe.MalformedFileError) as caught:
+    with pytest.raises(fastpipe.errors.MalformedFileError) as caught:
         seen += (batch for batch in batches)
     assert caught.value.path == str(path)
     assert ids_by_batch(seen) == [list(range(i, i + 7)) for i in range(0, 7 * len(seen), 7)]
     assert seen
     # The stored error must not keep the pass's threads alive.
     assert not sys.platform.startswith("linux") or samples.threads_are(0)
-    with pytest.raises(fastpipe.MalformedFileError):
+    with pytest.raises(fastpipe.errors.MalformedFileError):
         next(batches)
 
 
@@ -378,7 +378,9 @@ def test_no_page_locked_memory(data: Data) -> None:
 
     engine.allocate = allocate
     batches = fastpipe.cuda.Prefetcher(data.read(batch_size=7), [engine], 2, several=False)
-    with pytest.raises(fastpipe.LimitError, match="the allocator raised RuntimeError: CUDA error: out of memory"):
+    with pytest.raises(
+        fastpipe.errors.LimitError, match="the allocator raised RuntimeError: CUDA error: out of memory"
+    ):
         next(iter(batches))
 
 
@@ -404,14 +406,14 @@ def test_the_interpreter_ends(data: Data, how: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu(data: Data) -> None:
-    with pytest.raises(fastpipe.DeviceError, match="use fastpipe"):
+    with pytest.raises(fastpipe.errors.DeviceError, match="use fastpipe"):
         prefetch(data.read(batch_size=7))
 
 
 def test_invalid_devices(data: Data) -> None:
     reader = data.read(batch_size=7)
     for device in ("cpu", "nothing", ["cpu"], None, 3.5):
-        with pytest.raises(fastpipe.DeviceError, match='device must be a GPU such as "cuda:0"'):
+        with pytest.raises(fastpipe.errors.DeviceError, match='device must be a GPU such as "cuda:0"'):
             prefetch(reader, device, framework="torch")
     with pytest.raises(ValueError, match='framework must be "torch" or "cupy"; got \'jax\''):
         prefetch(reader, framework="jax")
@@ -427,8 +429,8 @@ def test_invalid_devices(data: Data) -> None:
 def test_arguments(data: Data) -> None:
     with pytest.raises(ValueError, match="empty list"):
         prefetch(data.read(batch_size=7), [])
-    with pytest.raises(ValueError, match='uneven="allow"'):
-        prefetch(data.read(batch_size=7, uneven="allow"), DEVICES)
+    with pytest.raises(ValueError, match='on_uneven="allow"'):
+        prefetch(data.read(batch_size=7, on_uneven="allow"), DEVICES)
     assert repr(prefetch(data.read(batch_size=7))).startswith("<fastpipe.cuda.Prefetcher to cpu of <fastpipe.Reader")
 
 
@@ -460,7 +462,7 @@ def on_gpu(test: Any) -> Any:
 @on_gpu
 def test_forms_on_a_gpu(data: Data, forms: dict[str, Any], features: dict[str, Any]) -> None:
     check_forms(data, "cuda:0", forms, features, batch_size=7)
-    check_forms(data, "cuda:0", forms, features, batch_size=7, rank=1, world_size=2, uneven="pad")
+    check_forms(data, "cuda:0", forms, features, batch_size=7, rank=1, world_size=2, on_uneven="pad")
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -564,14 +566,14 @@ def test_protocols_on_a_gpu(data: Data) -> None:
     assert torch.from_dlpack(batch["id"]).data_ptr() == batch["id"].data_ptr()
     assert next(iter(prefetch(data.read(batch_size=7), "cuda")))["id"].tolist() == list(range(7))
     missing = torch.cuda.device_count()
-    with pytest.raises(fastpipe.DeviceError, match=f"device cuda:{missing} does not exist"):
+    with pytest.raises(fastpipe.errors.DeviceError, match=f"device cuda:{missing} does not exist"):
         prefetch(data.read(batch_size=7), f"cuda:{missing}")
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_several_gpus(data: Data) -> None:
-    options = {"batch_size": 3, "shuffle": True, "seed": 1, "uneven": "pad"}
+    options = {"batch_size": 3, "shuffle": True, "seed": 1, "on_uneven": "pad"}
     steps = list(prefetch(data.read(**options), ["cuda:0", "cuda:1"]))
     assert {batch["id"].device.index for step in steps for batch in step} == {0, 1}
     for rank in range(2):

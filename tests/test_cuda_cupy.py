@@ -69,7 +69,7 @@ def on_host(node: Any, get: Any) -> Any:
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("features", [FEATURES, CSR], ids=["coo", "csr"])
 def test_batches(data: Data, shuffle: Any, features: dict[str, Any], depth: int) -> None:
-    options = samples.order_of(shuffle) | {"features": features, "num_threads": 2, "uneven": "pad"}
+    options = samples.order_of(shuffle) | {"features": features, "num_threads": 2, "on_uneven": "pad"}
     consumer = plain_cupy.Stream()
     with consumer:
         found = []
@@ -108,9 +108,9 @@ def test_devices(data: Data) -> None:
     assert "cuda:1" in repr(prefetch(data.read(batch_size=7), "cuda:1"))
     assert "cuda:0" in repr(prefetch(data.read(batch_size=7), "cuda"))
     for device in ("cpu", "cuda:x", 0):
-        with pytest.raises(fastpipe.DeviceError, match='device must be a GPU such as "cuda:0"'):
+        with pytest.raises(fastpipe.errors.DeviceError, match='device must be a GPU such as "cuda:0"'):
             prefetch(data.read(batch_size=7), device)
-    with pytest.raises(fastpipe.DeviceError, match="device cuda:2 does not exist: the machine has 2 GPUs"):
+    with pytest.raises(fastpipe.errors.DeviceError, match="device cuda:2 does not exist: the machine has 2 GPUs"):
         prefetch(data.read(batch_size=7), "cuda:2")
 
 
@@ -118,7 +118,7 @@ def test_without_a_gpu(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", plain_cupy.modules(devices=0))
     monkeypatch.delitem(sys.modules, "fastpipe.cuda._cupy", raising=False)
     try:
-        with pytest.raises(fastpipe.DeviceError, match="CuPy finds no GPU here"):
+        with pytest.raises(fastpipe.errors.DeviceError, match="CuPy finds no GPU here"):
             prefetch(data.read(batch_size=7))
     finally:
         sys.modules.pop("fastpipe.cuda._cupy", None)
@@ -130,7 +130,7 @@ def test_without_a_gpu(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batches_on_a_gpu(data: Data, shuffle: Any, depth: int) -> None:
     import cupy
 
-    options = samples.order_of(shuffle) | {"num_threads": 2, "uneven": "pad"}
+    options = samples.order_of(shuffle) | {"num_threads": 2, "on_uneven": "pad"}
     expected = samples.digests(data.read(**options))
     with cupy.cuda.Stream(non_blocking=True):
         for _ in range(20):

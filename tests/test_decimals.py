@@ -99,7 +99,9 @@ def test_values_are_exact_or_rejected(column: tuple[pa.Array, list[Any]], more: 
     if all(limits.min <= value <= limits.max for value in exact):
         assert [value for batch in reader for value in batch["x"].tolist()] == exact
     else:
-        with pytest.raises(fastpipe.ValueRangeError, match=rf"feature 'x': .* doesn't fit {dtype} in units of 10\*\*"):
+        with pytest.raises(
+            fastpipe.errors.ValueRangeError, match=rf"feature 'x': .* doesn't fit {dtype} in units of 10\*\*"
+        ):
             list(reader)
 
 
@@ -119,7 +121,7 @@ def wide_columns(draw: st.DrawFn) -> tuple[pa.Array, list[Any]]:
 def test_floats_are_the_nearest(column: tuple[pa.Array, list[Any]], dtype: str, stored: bool) -> None:
     array, items = column
     array = array.dictionary_encode() if stored and array.type.bit_width in (128, 256) else array
-    spec = DenseSpec((), dtype, nulls="mask")
+    spec = DenseSpec((), dtype, on_null="mask")
     (batch,) = fastpipe.from_arrow(pa.table({"x": array}), features={"x": spec}, batch_size=len(items))
     for found, item in zip(batch["x"].to_list(), items, strict=True):
         if dtype == "float64" or item is None:
@@ -136,7 +138,7 @@ CENTS = [125, -300, None, 9999999999]
 KIND = pa.decimal128(10, 2)
 FORMS: dict[str, tuple[pa.Array, fastpipe.specs.Spec, list[Any]]] = {
     "filled": (pa.array(PRICES, KIND), DenseSpec((), "int64", scale=2, fill=-1), [125, -300, -1, 9999999999]),
-    "masked": (pa.array(PRICES, KIND), DenseSpec((), "int64", scale=2, nulls="mask"), CENTS),
+    "masked": (pa.array(PRICES, KIND), DenseSpec((), "int64", scale=2, on_null="mask"), CENTS),
     "larger scale": (pa.array(PRICES[:2], KIND), DenseSpec((), "int32", scale=4), [12500, -30000]),
     "fixed shape": (
         pa.array([PRICES[:2], PRICES[1::-1]], pa.list_(KIND, 2)),
@@ -150,12 +152,12 @@ FORMS: dict[str, tuple[pa.Array, fastpipe.specs.Spec, list[Any]]] = {
     ),
     "ragged": (
         pa.array([PRICES, [], PRICES[1:2]], pa.large_list(KIND)),
-        RaggedSpec((None,), "int64", scale=2, nulls="mask"),
+        RaggedSpec((None,), "int64", scale=2, on_null="mask"),
         [CENTS, [], [-300]],
     ),
     "nested": (
         pa.array([[[Decimal("1.25"), Decimal(3)], []], []], pa.list_(pa.list_(KIND))),
-        RaggedSpec((None, None), "uint64", scale=2, nulls="mask"),
+        RaggedSpec((None, None), "uint64", scale=2, on_null="mask"),
         [[[125, 300], []], []],
     ),
     "unsigned": (pa.array([2**64 - 1, 0], pa.uint64()), DenseSpec((), "uint64", scale=0), [2**64 - 1, 0]),
@@ -207,7 +209,9 @@ def test_sparse_values(layout: Any) -> None:
     assert again["s"].values.dtype == "int32"
     assert again["s"].values.tolist() == [50, 200]
     wide = pa.array([{"indices0": [1], "values": [Decimal("99999999.00")]}], kind)
-    with pytest.raises(fastpipe.ValueRangeError, match=r"Decimal128\(10, 2\) doesn't fit int32 in units of 10\*\*-2"):
+    with pytest.raises(
+        fastpipe.errors.ValueRangeError, match=r"Decimal128\(10, 2\) doesn't fit int32 in units of 10\*\*-2"
+    ):
         list(fastpipe.from_arrow(pa.table({"s": wide}), features={"s": spec}, batch_size=1))
 
 
@@ -217,23 +221,23 @@ def test_sparse_values(layout: Any) -> None:
         (
             PRICES,
             DenseSpec((), "int64", scale=1),
-            fastpipe.SchemaError,
+            fastpipe.errors.SchemaError,
             r"have 2 decimal places, and scale=1 would round .*scale=2",
         ),
-        ([1.5], DenseSpec((), "int64", scale=1), fastpipe.SchemaError, r"of type Float64: remove it"),
-        (["1"], DenseSpec((), "int64", scale=1), fastpipe.SchemaError, r"of type Utf8: remove it"),
-        (PRICES, DenseSpec((), "int64"), fastpipe.SchemaError, r'request "float64" .* integers with scale='),
-        (PRICES, DenseSpec((), "int64", scale=2), fastpipe.NullValueError, r"found null.*record 2"),
+        ([1.5], DenseSpec((), "int64", scale=1), fastpipe.errors.SchemaError, r"of type Float64: remove it"),
+        (["1"], DenseSpec((), "int64", scale=1), fastpipe.errors.SchemaError, r"of type Utf8: remove it"),
+        (PRICES, DenseSpec((), "int64"), fastpipe.errors.SchemaError, r'request "float64" .* integers with scale='),
+        (PRICES, DenseSpec((), "int64", scale=2), fastpipe.errors.NullValueError, r"found null.*record 2"),
         (
             PRICES[3:],
             DenseSpec((), "int32", scale=2),
-            fastpipe.ValueRangeError,
+            fastpipe.errors.ValueRangeError,
             r'10\*\*-2; request "int64", or "float64" without scale=.*record 0',
         ),
         (
             [2**62],
             DenseSpec((), "int64", scale=2),
-            fastpipe.ValueRangeError,
+            fastpipe.errors.ValueRangeError,
             r'10\*\*-2; request a smaller scale, or "float64" without scale=.*record 0',
         ),
     ],
@@ -262,7 +266,7 @@ def test_integers_of_avro_files_have_scale_0(tmp_path: Path) -> None:
         fastavro.writer(file, schema, [{"x": 1}, {"x": -7}])
     (batch,) = fastpipe.read_avro(path, features={"x": DenseSpec((), "int64", scale=2)}, batch_size=2)
     assert batch["x"].tolist() == [100, -700]
-    with pytest.raises(fastpipe.SchemaError, match="0 decimal places, and scale=-1 would round them") as caught:
+    with pytest.raises(fastpipe.errors.SchemaError, match="0 decimal places, and scale=-1 would round them") as caught:
         fastpipe.read_avro(path, features={"x": DenseSpec((), "int64", scale=-1)}, batch_size=1)
     assert caught.value.feature == "x"
 
@@ -306,7 +310,7 @@ def test_pairs_of_columns_are_exact(numbers: list[int | None], scale: int, make:
     values = [None if number is None else Decimal(number).scaleb(-2, Context(prec=60)) for number in numbers]
     array = pa.array(values, make(38, 2))
     table = pa.table({"d": array.dictionary_encode() if stored == "dictionary" else array})
-    spec = fastpipe.DecimalSpec(values="pairs", scale=scale, nulls="mask")
+    spec = fastpipe.DecimalSpec(values="pairs", scale=scale, on_null="mask")
     with tempfile.TemporaryDirectory() as folder:
         if stored == "file":
             path = Path(folder) / "x.parquet"
@@ -328,7 +332,7 @@ def test_pairs_of_lists_and_invalid_pairs() -> None:
     kind = pa.decimal128(38, 2)
     strict = pa.schema([pa.field("d", pa.list_(kind), nullable=False)])
     table = pa.table({"d": [[Decimal("1.25"), None], [], [Decimal("-0.01")]]}, strict)
-    spec = fastpipe.DecimalSpec((None,), values="pairs", scale=2, nulls="mask")
+    spec = fastpipe.DecimalSpec((None,), values="pairs", scale=2, on_null="mask")
     (batch,) = fastpipe.from_arrow(table, features={"d": spec}, batch_size=3)
     items = batch["d"].values
     assert items.valid.tolist() == [True, False, True]
@@ -347,15 +351,15 @@ def test_pairs_of_lists_and_invalid_pairs() -> None:
     for features, error, match in (
         (
             DenseSpec((2,), "int64", scale=5),
-            fastpipe.ValueRangeError,
+            fastpipe.errors.ValueRangeError,
             r"doesn't fit a pair of int64 in units of 10\*\*-5",
         ),
-        (DenseSpec((2,), "int64", scale=1), fastpipe.SchemaError, "scale=1 would round them"),
-        (DenseSpec((2,), "int64", scale=2, fill=7), fastpipe.SchemaError, "not supported for pairs of int64"),
-        (DenseSpec((2,), "int64", scale=2, pad=7), fastpipe.SchemaError, "not supported for pairs of int64"),
-        (DenseSpec((3,), "int64", scale=2), fastpipe.SchemaError, "the column has no lists, so 0 are needed"),
-        (DenseSpec((2,), "int32", scale=2), fastpipe.SchemaError, "the column has no lists, so 0 are needed"),
-        (fastpipe.RaggedSpec((None,), "int64", scale=2), fastpipe.SchemaError, "the column has no lists"),
+        (DenseSpec((2,), "int64", scale=1), fastpipe.errors.SchemaError, "scale=1 would round them"),
+        (DenseSpec((2,), "int64", scale=2, fill=7), fastpipe.errors.SchemaError, "not supported for pairs of int64"),
+        (DenseSpec((2,), "int64", scale=2, pad=7), fastpipe.errors.SchemaError, "not supported for pairs of int64"),
+        (DenseSpec((3,), "int64", scale=2), fastpipe.errors.SchemaError, "the column has no lists, so 0 are needed"),
+        (DenseSpec((2,), "int32", scale=2), fastpipe.errors.SchemaError, "the column has no lists, so 0 are needed"),
+        (fastpipe.RaggedSpec((None,), "int64", scale=2), fastpipe.errors.SchemaError, "the column has no lists"),
     ):
         with pytest.raises(error, match=match):
             list(fastpipe.from_arrow(one, features={"d": features}, batch_size=1))
@@ -364,8 +368,8 @@ def test_pairs_of_lists_and_invalid_pairs() -> None:
 def test_pairs_in_arrays_and_nulls(tmp_path: Path) -> None:
     kind = {"type": "array", "items": ["null", _WIDE]}
     path = decimals(kind, [[Decimal("1.25"), None], [], [Decimal("-0.01")]], tmp_path / "x.avro")
-    spec = fastpipe.DecimalSpec((None,), values="pairs", scale=2, nulls="mask")
-    assert spec == fastpipe.RaggedSpec((None, 2), "int64", nulls="mask", scale=2)
+    spec = fastpipe.DecimalSpec((None,), values="pairs", scale=2, on_null="mask")
+    assert spec == fastpipe.RaggedSpec((None, 2), "int64", on_null="mask", scale=2)
     (batch,) = fastpipe.read_avro(path, features={"d": spec}, batch_size=3)
     items = batch["d"].values
     found = fastpipe.to_decimals(items.values, 2, pairs=True)
@@ -377,12 +381,12 @@ def test_pairs_in_arrays_and_nulls(tmp_path: Path) -> None:
 def test_invalid_pairs(tmp_path: Path) -> None:
     path = decimals(_WIDE, [Decimal(10**30)], tmp_path / "x.avro")
     wider = fastpipe.DecimalSpec(values="pairs", scale=30)
-    with pytest.raises(fastpipe.ValueRangeError, match="the decimal doesn't fit int64"):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match="the decimal doesn't fit int64"):
         list(fastpipe.read_avro(path, features={"d": wider}, batch_size=1))
-    with pytest.raises(fastpipe.SchemaError, match="scale=1 would round them: use scale=2 or more"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="scale=1 would round them: use scale=2 or more"):
         fastpipe.read_avro(path, features={"d": fastpipe.DecimalSpec(scale=1)}, batch_size=1)
     filled = fastpipe.DenseSpec((2,), "int64", scale=2, fill=7)
-    with pytest.raises(fastpipe.SchemaError, match="not supported for pairs of int64"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="not supported for pairs of int64"):
         fastpipe.read_avro(path, features={"d": filled}, batch_size=1)
     for arguments, match in (
         ({}, "requires scale="),

@@ -136,7 +136,7 @@ def test_readers_are_valid(manifest: dict[str, Any]) -> None:
     assert ast.unparse(call.func) == "fastpipe.read_avro"
     signature = inspect.signature(fastpipe.read_avro)
     options = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg is not None}
-    known = set(signature.parameters) | set(fastpipe.Options.__annotations__)
+    known = set(signature.parameters) | set(fastpipe.typing.Options.__annotations__)
     assert options.keys() <= known
 
 

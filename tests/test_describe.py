@@ -23,7 +23,7 @@ import fastpipe
 from processes import together
 
 
-def described(columns: Any, **options: Any) -> fastpipe.Description:
+def described(columns: Any, **options: Any) -> fastpipe.typing.Description:
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     return fastpipe.describe(fastpipe.from_arrow(table, batch_size=7), **options)
 
@@ -58,7 +58,7 @@ def test_floats(values: list[float | None]) -> None:
         assert (found.minimum, found.maximum) == (finite[0], finite[-1])
         assert found.mean == pytest.approx(statistics.fmean(finite), rel=1e-9, abs=1e-9 * max(map(abs, finite)))
         assert found.quantile([0.0, 1.0]) == [finite[0], finite[-1]]
-    with pytest.raises(fastpipe.UnsupportedError, match="a feature of float32 doesn't support counts"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="a feature of float32 doesn't support counts"):
         found.counts()
 
 
@@ -72,9 +72,9 @@ def test_text_and_bytes(values: list[str | None], binary: bool) -> None:
     assert found.vocabulary(min_count=2) == sorted(
         (value for value, count in known.items() if count >= 2), key=lambda value: (-known[value], value)
     )
-    with pytest.raises(fastpipe.UnsupportedError, match="doesn't support mean"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="doesn't support mean"):
         _ = found.mean
-    with pytest.raises(fastpipe.UnsupportedError, match="doesn't support quantiles"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="doesn't support quantiles"):
         found.quantile(0.5)
 
 
@@ -96,7 +96,7 @@ def test_times() -> None:
 def test_bools_and_codes(tmp_path: Path) -> None:
     city = pa.array(["Oslo", "Rome", "Rome", None]).dictionary_encode()
     table = pa.table({"ok": [True, False, True, True], "city": city})
-    features = {"ok": fastpipe.DenseSpec((), "bool"), "city": fastpipe.DenseSpec((), "int32", nulls="mask")}
+    features = {"ok": fastpipe.DenseSpec((), "bool"), "city": fastpipe.DenseSpec((), "int32", on_null="mask")}
     reader = fastpipe.from_arrow(table, features=features, batch_size=3)
     found = fastpipe.describe(reader)
     assert found["ok"].counts() == {True: 3, False: 1}
@@ -144,7 +144,7 @@ TABLE = pa.table(
 )
 
 
-def same(one: fastpipe.Description, other: fastpipe.Description) -> None:
+def same(one: fastpipe.typing.Description, other: fastpipe.typing.Description) -> None:
     assert one.rows == other.rows
     for name in one:
         mine, its = one[name], other[name]
@@ -163,14 +163,14 @@ def test_merged_ranks_and_partitions_equal_the_whole(shuffle: Any) -> None:
     whole = fastpipe.describe(fastpipe.from_arrow(TABLE, **options))
     ranks = [
         fastpipe.describe(
-            fastpipe.from_arrow(TABLE, **options, rank=rank, world_size=3, uneven=uneven, shard_by="batch")
+            fastpipe.from_arrow(TABLE, **options, rank=rank, world_size=3, on_uneven=on_uneven, shard_by="batch")
         )
-        for rank, uneven in enumerate(["pad", "allow", "drop"])
+        for rank, on_uneven in enumerate(["pad", "allow", "drop"])
     ]
-    same(fastpipe.Description.merged(ranks), whole)
+    same(fastpipe.typing.Description.merged(ranks), whole)
     reader = fastpipe.from_arrow(TABLE.combine_chunks(), **options)
     parts = [fastpipe.describe(reader.read_partition(part)) for part in reader.partition(4)]
-    same(fastpipe.Description.merged(parts), whole)
+    same(fastpipe.typing.Description.merged(parts), whole)
     # Merging leaves its inputs unchanged.
     assert sum(part.rows for part in parts) == 1000
 
@@ -245,7 +245,7 @@ def test_merged_sketches_keep_counts(values: list[int], limit: int) -> None:
     parts = [
         described({"x": pa.array(each, pa.int64())}, exact_values=limit) for each in (values[:half], values[half:])
     ]
-    found = fastpipe.Description.merged(parts)["x"]
+    found = fastpipe.typing.Description.merged(parts)["x"]
     assert found.count == len(values)
     # The values are few enough for the sketch to store all of them, although exact values aren't requested.
     assert found.counts() == dict(Counter(values))
@@ -262,7 +262,7 @@ def test_quantiles_of_integers_outlive_their_counts(few: tuple[int, ...]) -> Non
     parts = [
         fastpipe.describe(fastpipe.from_arrays({"x": each}, batch_size=4096), exact_values=1000) for each in halves
     ]
-    found, values = fastpipe.Description.merged(parts)["x"], np.sort(np.concatenate(halves))
+    found, values = fastpipe.typing.Description.merged(parts)["x"], np.sort(np.concatenate(halves))
     assert (found.quantile_error == 0) == (found.counts_error == 0) == (len(few) == 2)
     for share in (0.01, 0.25, 0.5, 0.75, 0.99):
         value = found.quantile(share)
@@ -272,7 +272,7 @@ def test_quantiles_of_integers_outlive_their_counts(few: tuple[int, ...]) -> Non
 
 def test_descriptions_round_trip_through_json_and_pickle() -> None:
     found = described(TABLE, exact_values=10)
-    for copy in (fastpipe.Description.from_json(found.to_json()), pickle.loads(pickle.dumps(found))):
+    for copy in (fastpipe.typing.Description.from_json(found.to_json()), pickle.loads(pickle.dumps(found))):
         same(copy, found)
         assert copy["f"].quantile([0.1, 0.5]) == found["f"].quantile([0.1, 0.5])
         assert copy["s"].counts_error == found["s"].counts_error > 0
@@ -282,8 +282,8 @@ def test_descriptions_round_trip_through_json_and_pickle() -> None:
     "text", ["", "{", "[]", "{}", '{"version": 9}', '{"version": 1, "rows": 1, "features": {"a": {}}}']
 )
 def test_damaged_descriptions(text: str) -> None:
-    with pytest.raises(fastpipe.StateError, match="the description "):
-        fastpipe.Description.from_json(text)
+    with pytest.raises(fastpipe.errors.StateError, match="the description "):
+        fastpipe.typing.Description.from_json(text)
 
 
 def test_damage_anywhere_is_an_error_or_harmless() -> None:
@@ -293,21 +293,21 @@ def test_damage_anywhere_is_an_error_or_harmless() -> None:
             for wrong in ("x", -1, None, {}, {"n": 1}):
                 damaged = json.loads(json.dumps(whole))
                 damaged["features"][name][key] = wrong
-                with contextlib.suppress(fastpipe.StateError):
-                    fastpipe.Description.from_json(json.dumps(damaged))
+                with contextlib.suppress(fastpipe.errors.StateError):
+                    fastpipe.typing.Description.from_json(json.dumps(damaged))
 
 
 def test_incompatible_descriptions_are_not_merged() -> None:
     numbers, texts, other = (described({name: values}) for name, values in (("a", [1]), ("a", ["x"]), ("b", [1])))
     before = numbers.to_json()
-    with pytest.raises(fastpipe.SchemaError, match="'a' is int64 in one description, and string in the other"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="'a' is int64 in one description, and string in the other"):
         numbers.merge(texts)
-    with pytest.raises(fastpipe.SchemaError, match="different features"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="different features"):
         numbers.merge(other)
     with pytest.raises(TypeError, match="other must be a Description"):
         numbers.merge({})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="merging requires at least one description"):
-        fastpipe.Description.merged([])
+        fastpipe.typing.Description.merged([])
     assert numbers.to_json() == before
 
 
@@ -315,7 +315,7 @@ def test_no_rows() -> None:
     empty = fastpipe.describe(fastpipe.from_arrow(TABLE.slice(0, 0), batch_size=5))
     assert (empty.rows, dict(empty)) == (0, {})
     whole = described(TABLE)
-    both = fastpipe.Description.merged([empty, whole])
+    both = fastpipe.typing.Description.merged([empty, whole])
     same(both, whole)
     assert str(empty).startswith("0 rows")
 
@@ -367,7 +367,7 @@ def test_vocabularies_are_used_in_specs(tmp_path: Path) -> None:
     path = tmp_path / "t.avro"
     fastpipe.write_avro(path, pa.table({"city": ["Rome", "Oslo", "Rome", "Bonn"]}))
     vocabulary = fastpipe.describe(fastpipe.read_avro(path, batch_size=2))["city"].vocabulary(most=2)
-    features = {"city": fastpipe.VocabularySpec(vocabulary, unknown="bucket")}
+    features = {"city": fastpipe.VocabularySpec(vocabulary, on_unknown="bucket")}
     (batch,) = fastpipe.read_avro(path, features=features, batch_size=4)
     assert vocabulary == ["Rome", "Bonn"]
     assert batch["city"].tolist() == [0, 2, 0, 1]
@@ -375,7 +375,7 @@ def test_vocabularies_are_used_in_specs(tmp_path: Path) -> None:
 
 def test_two_threads_describe_one_reader() -> None:
     reader = fastpipe.from_arrow(TABLE, batch_size=100)
-    found: list[fastpipe.Description] = []
+    found: list[fastpipe.typing.Description] = []
     together([threading.Thread(target=lambda: found.append(fastpipe.describe(reader))) for _ in range(2)])
     same(*found)
 
@@ -401,7 +401,7 @@ def test_fields_without_a_value_are_nulls(spec: Any) -> None:
     assert (found.mean, found.minimum, found.maximum) == (-0.5, -2.5, 1.5)
     # Merged and stored descriptions include nulls.
     parts = [fastpipe.describe(reader.read_partition(part)) for part in reader.partition(1)]
-    assert fastpipe.Description.merged([*parts, *parts])["x"].nulls == 4
+    assert fastpipe.typing.Description.merged([*parts, *parts])["x"].nulls == 4
     # If nulls are masked, NaN is a value.
     arrays = {"x": np.array([1.0, math.nan])}
     table = fastpipe.describe(fastpipe.from_arrays(arrays, batch_size=3))["x"]

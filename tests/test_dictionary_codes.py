@@ -66,7 +66,7 @@ def test_codes_of_a_table_match_the_values(
     column: tuple[pa.Table, list[str | None], list[str]], dtype: str, batch_size: int
 ) -> None:
     table, values, symbols = column
-    masked = {"c": DenseSpec((), dtype, nulls="mask")}
+    masked = {"c": DenseSpec((), dtype, on_null="mask")}
     reader = fastpipe.from_arrow(table, features=masked, batch_size=batch_size)
     assert reader.symbols == {"c": symbols}
     batches = [batch["c"] for batch in reader]
@@ -85,14 +85,14 @@ def test_codes_of_units_match_the_declared_dictionary(
 ) -> None:
     table, values, symbols = column
     known = [str(i) * 30 for i in range(more)] + symbols[::-1]
-    features = {"c": DenseSpec((), "int16", nulls="mask")}
+    features = {"c": DenseSpec((), "int16", on_null="mask")}
     gone = known.pop() if missing and symbols else None
     reader = fastpipe.read_units(Slices(table, {"c": known, "other": []}), features=features, batch_size=3)
     assert reader.symbols == {"c": known}
     if gone is None or gone not in values:
         assert [decoded(code, known) for batch in reader for code in as_lists(batch["c"])] == values
     else:
-        with pytest.raises(fastpipe.ValueRangeError, match=r"feature 'c': .* is not among the values") as error:
+        with pytest.raises(fastpipe.errors.ValueRangeError, match=r"feature 'c': .* is not among the values") as error:
             list(reader)
         assert error.value.reason.startswith(f"'{gone}' is not among")
 
@@ -112,14 +112,14 @@ NAMES = pa.array(["AT", "DE", "AT", None]).dictionary_encode()
         (
             pa.FixedSizeListArray.from_arrays(NAMES, 2),
             "c",
-            DenseSpec((2,), "uint8", nulls="mask"),
+            DenseSpec((2,), "uint8", on_null="mask"),
             [["AT", "DE"], ["AT", None]],
         ),
-        (pa.StructArray.from_arrays([NAMES], ["d"]), "c.d", DenseSpec((), "int64", nulls="mask"), NAMES.to_pylist()),
+        (pa.StructArray.from_arrays([NAMES], ["d"]), "c.d", DenseSpec((), "int64", on_null="mask"), NAMES.to_pylist()),
         (
             pa.RunEndEncodedArray.from_arrays(pa.array([2, 3, 7, 8], pa.int16()), NAMES),
             "c",
-            DenseSpec((), "int8", nulls="mask"),
+            DenseSpec((), "int8", on_null="mask"),
             ["AT", "AT", "DE", "AT", "AT", "AT", "AT", None],
         ),
     ],
@@ -139,7 +139,7 @@ def test_codes_at_any_depth(source: str, column: pa.Array, name: str, spec: Any,
 
 
 def _options(spec: Any, field: str) -> dict[str, Any]:
-    return {"shape": spec.shape, "dtype": spec.dtype, "nulls": spec.nulls, "field": field}
+    return {"shape": spec.shape, "dtype": spec.dtype, "on_null": spec.on_null, "field": field}
 
 
 def test_codes_as_sparse_values() -> None:
@@ -173,24 +173,30 @@ def test_units_without_a_declared_dictionary_have_no_codes(source: str, tmp_path
         "parquet": lambda: fastpipe.read_parquet(tmp_path / "a.parquet", features=features, batch_size=4),
         "arrow file": lambda: fastpipe.read_arrow(tmp_path / "a.arrow", features=features, batch_size=4),
     }
-    with pytest.raises(fastpipe.SchemaError, match=r"feature 'c': units may differ .* `dictionaries` .*\"string\""):
+    with pytest.raises(
+        fastpipe.errors.SchemaError, match=r"feature 'c': units may differ .* `dictionaries` .*\"string\""
+    ):
         read[source]()
 
 
 def test_unsupported_codes_are_named() -> None:
     table = pa.table({"c": pa.array([str(i) for i in range(200)]).dictionary_encode()})
-    with pytest.raises(fastpipe.SchemaError, match="'c': codes of 200 values don't fit int8; request a wider integer"):
+    with pytest.raises(
+        fastpipe.errors.SchemaError, match="'c': codes of 200 values don't fit int8; request a wider integer"
+    ):
         fastpipe.from_arrow(table, features={"c": DenseSpec((), "int8")}, batch_size=4)
-    with pytest.raises(fastpipe.SchemaError, match=r"don't fit float32; request .*, or an integer dtype for codes"):
+    with pytest.raises(
+        fastpipe.errors.SchemaError, match=r"don't fit float32; request .*, or an integer dtype for codes"
+    ):
         fastpipe.from_arrow(table, features={"c": DenseSpec((), "float32")}, batch_size=4)
-    with pytest.raises(fastpipe.SchemaError, match=r'don\'t fit int8; request "string" or "bytes"; features='):
+    with pytest.raises(fastpipe.errors.SchemaError, match=r'don\'t fit int8; request "string" or "bytes"; features='):
         fastpipe.from_arrow(pa.table({"c": ["a"]}), features={"c": DenseSpec((), "int8")}, batch_size=4)
     for listed, error, match in [
         ([("c", ["a"])], TypeError, "units.dictionaries must map columns to lists of their values"),
         ({"c": "ab"}, TypeError, "must map columns to lists"),
         ({"c": [1]}, TypeError, "must map columns to lists"),
         ({3: ["a"]}, TypeError, "must map columns to lists"),
-        ({"c": ["a", "b", "a"]}, fastpipe.SchemaError, "feature 'c': `dictionaries` lists 'a' twice"),
+        ({"c": ["a", "b", "a"]}, fastpipe.errors.SchemaError, "feature 'c': `dictionaries` lists 'a' twice"),
     ]:
         with pytest.raises(error, match=match):
             fastpipe.read_units(Slices(table, listed), features={"c": DenseSpec((), "int16")}, batch_size=4)
@@ -201,7 +207,7 @@ def test_categories_of_polars(kind: str) -> None:
     pl = pytest.importorskip("polars")
     dtype = pl.Categorical() if kind == "Categorical" else pl.Enum(["low", "middle", "high"])
     frame = pl.DataFrame({"c": pl.Series(["high", None, "low", "high"], dtype=dtype)})
-    reader = fastpipe.from_arrow(frame, features={"c": DenseSpec((), "int32", nulls="mask")}, batch_size=4)
+    reader = fastpipe.from_arrow(frame, features={"c": DenseSpec((), "int32", on_null="mask")}, batch_size=4)
     (batch,) = reader
     assert decoded(as_lists(batch["c"]), reader.symbols["c"]) == ["high", None, "low", "high"]
     if kind == "Enum":

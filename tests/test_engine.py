@@ -51,13 +51,13 @@ def whole_pass(reader: fastpipe.Reader) -> dict[str, Any]:
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_counts_are_exact(shuffle: bool | str, num_threads: int, codec: str, data: Data, plain: Data) -> None:
     files = plain if codec == "null" else data
-    blocks = sum(int((fastpipe.AvroFile(path).blocks["rows"] > 0).sum()) for path in files.paths)
+    blocks = sum(int((fastpipe.avro.AvroFile(path).blocks["rows"] > 0).sum()) for path in files.paths)
     stats = whole_pass(files.read(**order_of(shuffle), num_threads=num_threads))
     assert (stats["batches"], stats["rows"], stats["ready"]) == (43, 300, 0)
     assert stats["units"] >= blocks
     assert stats["rows_in_units"] == 300 + stats["rows_reopened"]
     # Includes the blocks' headers and markers.
-    assert stats["bytes_read"] > sum(int(fastpipe.AvroFile(path).blocks["size"].sum()) for path in files.paths)
+    assert stats["bytes_read"] > sum(int(fastpipe.avro.AvroFile(path).blocks["size"].sum()) for path in files.paths)
     assert stats["bytes_delivered"] > 300 * 8
     assert stats["threads"]["chosen"] == stats["threads"]["available"] == num_threads
     seconds = stats["seconds"]
@@ -279,7 +279,9 @@ def test_the_named_minimum_of_memory_is_enough(
     both = digests(data.read(**options, epochs=2))
     expected, second = both[: len(both) // 2], both[len(both) // 2 :]
     reader = data.read(**options, memory_limit=100_000)
-    with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 100\.0 KB, and this takes at least ") as refused:
+    with pytest.raises(
+        fastpipe.errors.LimitError, match=r"memory_limit is 100\.0 KB, and this takes at least "
+    ) as refused:
         iter(reader)
     # Uses the rounded value from the message, as a user would.
     limit = memory_size("memory_limit", f"{megabytes(r'at least ([0-9.]+) MB', str(refused.value))} MB")
@@ -298,7 +300,7 @@ def test_the_named_minimum_of_memory_is_enough(
 def test_the_suggested_buffer_fits(shuffle: bool | str, codec: str, large: dict[str, Data]) -> None:
     data = large[codec]
     options = limited(shuffle, memory_limit="12MB")
-    with pytest.raises(fastpipe.LimitError) as refused:
+    with pytest.raises(fastpipe.errors.LimitError) as refused:
         iter(data.read(**options, shuffle_buffer=data.total, num_threads=1))
     named = int(megabytes(r"; shuffle_buffer=(\d+) would fit", str(refused.value)))
     assert 16 <= named < data.total
@@ -344,7 +346,7 @@ def test_work_stops_while_the_consumer_keeps_the_memory(large: dict[str, Data]) 
 def test_a_reader_continues_after_a_limit_error(large: dict[str, Data]) -> None:
     reader = large["null"].read(**limited(True, shuffle_buffer=64), memory_limit=1000)
     for _ in range(2):
-        with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 1\.0 KB, and "):
+        with pytest.raises(fastpipe.errors.LimitError, match=r"memory_limit is 1\.0 KB, and "):
             iter(reader)
     assert reader.stats() == {}
     assert reader.epoch == 0

@@ -69,7 +69,7 @@ def in_array(file: File, seed: int, **how: object) -> np.ndarray:
     """Returns the rows that `sample_csv` draws."""
     source = file.data if how.get("method") == "stream" else file.path
     options = {"columns": ["i"], "dtype": "int64", "num_threads": 1} | how
-    return fastpipe.sample_csv(source, file.drawn, seed=seed, **options).values[:, 0]  # type: ignore[arg-type]
+    return fastpipe.csv.sample_csv(source, file.drawn, seed=seed, **options).values[:, 0]  # type: ignore[arg-type]
 
 
 def in_reader(file: File, seed: int, **how: object) -> np.ndarray:

@@ -72,13 +72,13 @@ def test_pickled_and_copied_errors_are_equal(name: str) -> None:
 
 
 def test_missing_files_look_like_those_of_open() -> None:
-    error = fastpipe.MissingFileError("no such file (file a.avro)", path="a.avro")
+    error = fastpipe.errors.MissingFileError("no such file (file a.avro)", path="a.avro")
     assert (error.errno, error.filename) == (errno.ENOENT, "a.avro")
     assert str(error) == "no such file (file a.avro)"
 
 
 def test_storage_errors_have_an_errno() -> None:
-    error = fastpipe.StorageError("permission denied (file a.avro)", path="a.avro")
+    error = fastpipe.errors.StorageError("permission denied (file a.avro)", path="a.avro")
     assert error.errno is None
     error.errno = errno.EACCES
     again = pickle.loads(pickle.dumps(error))

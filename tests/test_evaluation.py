@@ -10,16 +10,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from fastpipe import (
-    Candidates,
-    HeldOut,
-    Interactions,
-    InteractionsError,
-    UnseenItemsError,
-    evaluation_candidates,
-    hit_rate,
-    ndcg,
-)
+from fastpipe.errors import InteractionsError, UnseenItemsError
+from fastpipe.recsys import Candidates, HeldOut, Interactions, evaluation_candidates, hit_rate, ndcg
 
 NAN = float("nan")
 

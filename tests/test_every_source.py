@@ -93,7 +93,7 @@ def test_several_threads_draw_from_one_pass(make: Make) -> None:
 
 
 def test_a_limit_that_is_too_small_is_named(make: Make) -> None:
-    with pytest.raises(fastpipe.LimitError, match="memory_limit is 10 B, and this takes at least"):
+    with pytest.raises(fastpipe.errors.LimitError, match="memory_limit is 10 B, and this takes at least"):
         next(iter(make(batch_size=32, shuffle=True, seed=3, memory_limit=10)))
 
 
@@ -154,11 +154,11 @@ def test_a_description_is_of_all_rows(make: Make, order: dict[str, Any], request
         return  # The drawn negatives depend on the order and on ranks.
     # The description doesn't depend on batch size, order or ranks.
     same_description(fastpipe.describe(make(batch_size=7)), whole)
-    ranks = [make(batch_size=8, **order, rank=rank, world_size=3, uneven="allow") for rank in range(3)]
-    same_description(fastpipe.Description.merged(map(fastpipe.describe, ranks)), whole)
+    ranks = [make(batch_size=8, **order, rank=rank, world_size=3, on_uneven="allow") for rank in range(3)]
+    same_description(fastpipe.typing.Description.merged(map(fastpipe.describe, ranks)), whole)
 
 
-def same_description(mine: fastpipe.Description, other: fastpipe.Description) -> None:
+def same_description(mine: fastpipe.typing.Description, other: fastpipe.typing.Description) -> None:
     """Asserts that counts are equal, and moments up to rounding."""
     assert mine.rows == other.rows
     for name in other:

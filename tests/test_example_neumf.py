@@ -126,7 +126,7 @@ def test_both_feeds_have_the_same_points(neumf: ModuleType, ratings: Path) -> No
 
     Only the drawn negatives differ.
     """
-    data = fastpipe.Interactions.from_movielens(ratings)
+    data = fastpipe.recsys.Interactions.from_movielens(ratings)
     seen = set(zip(np.repeat(np.arange(80), np.diff(data.indptr)).tolist(), data.indices.tolist(), strict=True))
     counts = []
     for feed in (neumf.fed_by_fastpipe(data, 1), neumf.ExactSampler(data, 1)):
@@ -156,7 +156,7 @@ def test_movielens(neumf: ModuleType, tmp_path: Path) -> None:
         path = neumf.fetch(tmp_path)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"cannot download the ratings: {error}")
-    data, held_out = fastpipe.Interactions.from_movielens(path).leave_one_out()
+    data, held_out = fastpipe.recsys.Interactions.from_movielens(path).leave_one_out()
     assert (data.num_users, data.num_items, data.num_positives, len(held_out.users)) == (943, 1682, 99_057, 943)
     last = []
     for options in ([], ["--exact"]):

@@ -102,7 +102,7 @@ def test_losses_are_the_same_after_a_kill(undisturbed: Path) -> None:
     assert not (folder / "losses.json").exists()
     # The batches may come from another process.
     said = run(folder, "--epochs", "2", "--service")
-    assert re.search(r"batches come from <fastpipe.LocalService of .*: pid \d+>", said)
+    assert re.search(r"batches come from <fastpipe.service.LocalService of .*: pid \d+>", said)
     assert losses(folder) == losses(undisturbed)
 
 

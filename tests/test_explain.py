@@ -19,7 +19,9 @@ def data_of(source: str, tmp_path: Any) -> Dataset:
     if source == "avro":
         made = samples.write(tmp_path, [samples.blocks_of(20)]).read(batch_size=8)
     elif source == "interactions":
-        made = fastpipe.read_interactions(fastpipe.Interactions.from_arrays([1, 1, 2], [3, 4, 5]), batch_size=2, seed=1)
+        made = fastpipe.recsys.read_interactions(
+            fastpipe.recsys.Interactions.from_arrays([1, 1, 2], [3, 4, 5]), batch_size=2, seed=1
+        )
     elif source == "units":
         table = fastpipe.to_arrow({"x": np.arange(8)})
 

@@ -73,14 +73,16 @@ def test_arrays_that_are_too_deep(tmp_path: Path) -> None:
     path = tmp_path / "deep.avro"
     path.write_bytes(wire.container(wire.record("R", a=inner, b=nested(70, "Inner")), []))
     readable = {"a.c": RaggedSpec((None,) * 70, "float32")}
-    with pytest.warns(fastpipe.ColumnsLeftOutWarning, match=r"^1 column is .*: 'b.c' \(.* deeper than 128 levels"):
+    with pytest.warns(
+        fastpipe.errors.ColumnsLeftOutWarning, match=r"^1 column is .*: 'b.c' \(.* deeper than 128 levels"
+    ):
         assert fastpipe.infer_features(path) == readable
-    with pytest.raises(fastpipe.UnsupportedError, match=r"'b.c'.* nested deeper than 128 levels"):
-        fastpipe.infer_features(path, unsupported="error")
-    with pytest.raises(fastpipe.UnsupportedError, match="nested deeper than 128 levels") as caught:
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=r"'b.c'.* nested deeper than 128 levels"):
+        fastpipe.infer_features(path, on_unsupported="error")
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="nested deeper than 128 levels") as caught:
         fastpipe.infer_features(path, columns=["b.c"])
     assert caught.value.feature == "b.c"
-    assert fastpipe.infer_features(path, columns=["a.c"], unsupported="error") == readable
+    assert fastpipe.infer_features(path, columns=["a.c"], on_unsupported="error") == readable
 
 
 def test_records_with_too_many_indices_are_not_sparse(tmp_path: Path) -> None:
@@ -115,20 +117,20 @@ def test_the_outermost_level_of_recursive_records_is_read(tmp_path: Path) -> Non
             lambda path=path, below=below: read(path, {below: RaggedSpec((None,), "int64")}),
             lambda path=path, below=below: read(path, {below: SparseSpec((3,), "int64")}),
         ):
-            with pytest.raises(fastpipe.UnsupportedError, match=ANSWER) as caught:
+            with pytest.raises(fastpipe.errors.UnsupportedError, match=ANSWER) as caught:
                 call()
             assert caught.value.feature == below
             assert f"'{below}.<field>' (value, next)" in str(caught.value)
         columns = [*others, value]
-        with pytest.warns(fastpipe.ColumnsLeftOutWarning, match=f"'{below}' .*{ANSWER}"):
+        with pytest.warns(fastpipe.errors.ColumnsLeftOutWarning, match=f"'{below}' .*{ANSWER}"):
             assert list(fastpipe.infer_features(path)) == columns
-        with pytest.warns(fastpipe.ColumnsLeftOutWarning, match=f"'{below}' .*{ANSWER}"):
+        with pytest.warns(fastpipe.errors.ColumnsLeftOutWarning, match=f"'{below}' .*{ANSWER}"):
             assert list(fastpipe.read_avro(path, batch_size=1).features) == columns
-        assert list(fastpipe.infer_features(path, unsupported="ignore")) == columns
-        with pytest.raises(fastpipe.UnsupportedError, match=f"'{below}' .*{ANSWER}"):
-            fastpipe.read_avro(path, batch_size=1, unsupported="error")
+        assert list(fastpipe.infer_features(path, on_unsupported="ignore")) == columns
+        with pytest.raises(fastpipe.errors.UnsupportedError, match=f"'{below}' .*{ANSWER}"):
+            fastpipe.read_avro(path, batch_size=1, on_unsupported="error")
         assert list(fastpipe.infer_features(path, columns=columns)) == columns
-    asked = {"value": DenseSpec((), "int64"), "next.value": DenseSpec((), "int64", nulls="mask")}
+    asked = {"value": DenseSpec((), "int64"), "next.value": DenseSpec((), "int64", on_null="mask")}
     assert read(root, asked) == {"value": list(range(20)), "next.value": [-i if i % 2 else None for i in range(20)]}
 
 
@@ -246,7 +248,7 @@ def test_hints_work_when_they_are_pasted(everything: tuple[Path, oracle.Type, li
     hints: dict[str, Any] = {}
     for leaf in wanted:
         for call in wrong_calls(path, leaf):
-            with pytest.raises((fastpipe.SchemaError, fastpipe.UnsupportedError)) as caught:
+            with pytest.raises((fastpipe.errors.SchemaError, fastpipe.errors.UnsupportedError)) as caught:
                 call()
             hint = HINT.search(str(caught.value))
             assert hint, str(caught.value)
@@ -259,7 +261,7 @@ def test_hints_work_when_they_are_pasted(everything: tuple[Path, oracle.Type, li
 
 def test_all_types_are_read(everything: tuple[Path, oracle.Type, list[Any]]) -> None:
     path, root, records = everything
-    reader = fastpipe.read_avro(path, batch_size=7, unsupported="error")
+    reader = fastpipe.read_avro(path, batch_size=7, on_unsupported="error")
     assert list(reader.features) == [leaf.name for leaf in oracle.leaves(root)]
     oracle.check(reader, records, lambda name, record: oracle.follow(root, record, name))
 
@@ -267,7 +269,7 @@ def test_all_types_are_read(everything: tuple[Path, oracle.Type, list[Any]]) -> 
 def test_hints_of_maps_and_records(everything: tuple[Path, oracle.Type, list[Any]]) -> None:
     path = everything[0]
     for name, paths in (("int_map", ["int_map.keys", "int_map.values"]), ("int_record", ["int_record.<field>"])):
-        with pytest.raises(fastpipe.SchemaError) as caught:
+        with pytest.raises(fastpipe.errors.SchemaError) as caught:
             read(path, {name: DenseSpec((), "int32")})
         assert all(f"'{path}'" in str(caught.value) for path in paths)
 
@@ -303,9 +305,9 @@ def test_a_padded_array_and_its_length(tmp_path: Path) -> None:
         "length": DenseSpec((), "int64", field="clicks", length=True),
         "all": RaggedSpec((None,), "float64", field="clicks"),
         "more": DenseSpec((5,), "int32", field="clicks", pad=0),
-        "tags": DenseSpec((), "int64", field="tags", length=True, nulls="mask"),
+        "tags": DenseSpec((), "int64", field="tags", length=True, on_null="mask"),
         "filled": DenseSpec((), "int64", field="tags", length=True, fill=-1),
-        "words": RaggedSpec((None,), "string", field="tags", nulls="mask"),
+        "words": RaggedSpec((None,), "string", field="tags", on_null="mask"),
         "entries": DenseSpec((), "int64", field="counts", length=True),
         "keys": RaggedSpec((None,), "string", field="counts.keys"),
         "raw": RaggedSpec((None,), "bytes", field="counts.keys"),
@@ -364,12 +366,12 @@ def test_invalid_lengths(tmp_path: Path) -> None:
         (DenseSpec((), "int64", field="counts.keys", length=True), 'use field="counts"'),
         (DenseSpec((), "int64", field="clikcs", length=True), "did you mean 'clicks'"),
     ):
-        with pytest.raises(fastpipe.SchemaError, match=match) as caught:
+        with pytest.raises(fastpipe.errors.SchemaError, match=match) as caught:
             read(path, {"x": spec})
         assert caught.value.feature == "x"
-    with pytest.raises(fastpipe.NullValueError):
+    with pytest.raises(fastpipe.errors.NullValueError):
         read(path, {"x": DenseSpec((), "int64", field="tags", length=True)})
-    with pytest.raises(fastpipe.ShapeError):
+    with pytest.raises(fastpipe.errors.ShapeError):
         read(path, {"x": DenseSpec((2,), "int64", field="pairs", length=True)})
 
 
@@ -386,11 +388,11 @@ MANY: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("field", "spec", "error"),
     [
-        ("number", DenseSpec((), "int64"), fastpipe.NullValueError),
-        ("list", DenseSpec((2,), "int64"), fastpipe.ShapeError),
-        ("list", RaggedSpec((None,), "int8"), fastpipe.ValueRangeError),
-        ("text", fastpipe.VocabularySpec(["a"]), fastpipe.ValueRangeError),
-        ("inner.n", DenseSpec((), "int8"), fastpipe.ValueRangeError),
+        ("number", DenseSpec((), "int64"), fastpipe.errors.NullValueError),
+        ("list", DenseSpec((2,), "int64"), fastpipe.errors.ShapeError),
+        ("list", RaggedSpec((None,), "int8"), fastpipe.errors.ValueRangeError),
+        ("text", fastpipe.VocabularySpec(["a"]), fastpipe.errors.ValueRangeError),
+        ("inner.n", DenseSpec((), "int8"), fastpipe.errors.ValueRangeError),
     ],
 )
 def test_errors_name_the_feature_and_its_field(

@@ -19,10 +19,10 @@ import fastpipe
 import fastpipe.cuda
 import plain_cupy
 from fastpipe._interop.memory import aligned
+from fastpipe.csv._sampling import BlockVariance
 from fastpipe.cuda._fill._devices import HostDevice
 from fastpipe.cuda._fill._rows import BlockRows, ExactRows
 from fastpipe.errors import NullValueError, OutOfMemoryError, SchemaError
-from fastpipe.sources.csv._sampling import BlockVariance
 
 torch = pytest.importorskip("torch")
 
@@ -74,7 +74,7 @@ def test_devices_hold_the_parts_of_a_sample(
     filled = fill(path, ["cpu"] * devices, rows=rows, order=order, num_threads=2)
     assert (len(filled), filled.num_rows, filled.seed, filled.refills) == (devices, rows, 5, 0)
     for part, device in enumerate(filled):
-        drawn = fastpipe.sample_csv(path, rows, seed=5, part=part)
+        drawn = fastpipe.csv.sample_csv(path, rows, seed=5, part=part)
         assert (device.rows == drawn.rows).all()
         assert device.values.dtype == np.float32
         assert (device.values == table[device.rows]).all()
@@ -239,7 +239,7 @@ def test_nulls(tmp_path: Path) -> None:
     expected = np.where(drawn.rows % 3 == 0, np.nan, drawn.rows)
     np.testing.assert_array_equal(drawn.values, np.column_stack([drawn.rows, expected]).astype(np.float32))
     reader = fastpipe.read_csv(path, batch_size=10)
-    assert reader.features["b"].nulls == "mask"
+    assert reader.features["b"].on_null == "mask"
     again = fill(reader, ["cpu"], rows=200)[0]
     np.testing.assert_array_equal(again.values, drawn.values)
     with pytest.raises(NullValueError, match="'b' is null in a row, which int64 cannot represent"):
@@ -320,7 +320,7 @@ def test_folds_are_uniform() -> None:
         ({"rows": 1, "replace": "no"}, TypeError, "replace must be True or False"),
         ({"rows": 1, "columns": ["z"]}, SchemaError, "no column"),
         ({"rows": 1, "seed": -1}, ValueError, "seed must be between 0"),
-        ({"devices": ["gpu"], "rows": 1}, fastpipe.DeviceError, 'device must be a GPU such as "cuda:0"'),
+        ({"devices": ["gpu"], "rows": 1}, fastpipe.errors.DeviceError, 'device must be a GPU such as "cuda:0"'),
     ],
 )
 def test_arguments(path: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -438,7 +438,7 @@ OUT_OF_MEMORY = """
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
         fastpipe.cuda.fill(sys.argv[1], ["cpu"] * 2, rows=10_000, seed=1, memory="64MB", method=sys.argv[3])
-    except fastpipe.OutOfMemoryError as error:
+    except fastpipe.errors.OutOfMemoryError as error:
         print("OutOfMemoryError", error)
     else:
         print("filled")

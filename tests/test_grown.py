@@ -55,7 +55,7 @@ def test_the_current_epoch_ends_with_the_old_files(tmp_path: Path, shuffle: Any,
         later[epoch] = samples.ids_of(fresh)
     for step, state in enumerate(states):
         reader = read(tmp_path, **options)
-        with pytest.raises(fastpipe.StateError):
+        with pytest.raises(fastpipe.errors.StateError):
             reader.load_state_dict(state)
         growth = fastpipe.resume_grown(reader, state)
         assert growth.added_files == [str(tmp_path / name) for name in added]
@@ -106,7 +106,7 @@ def test_several_epochs_and_ranks(tmp_path: Path) -> None:
     state = reader.state_dict()
     rest = samples.ids_of(next(batches) for _ in range(count - 2))
     make(tmp_path, ["c.avro"], 100, 2_000)
-    ranks = [read(tmp_path, **options, rank=rank, world_size=2, uneven="allow") for rank in range(2)]
+    ranks = [read(tmp_path, **options, rank=rank, world_size=2, on_uneven="allow") for rank in range(2)]
     growths = [fastpipe.resume_grown(rank, state) for rank in ranks]
     assert sorted(i for growth in growths for i in samples.ids_of(growth.begun or [])) == sorted(rest)
     assert [rank.epoch for rank in ranks] == [2, 2]
@@ -119,7 +119,7 @@ def test_without_growth_it_is_load_state_dict(tmp_path: Path) -> None:
     whole = samples.ids_of(read(tmp_path, **options))
     seen = samples.ids_of([next(iter(reader))])
     again = read(tmp_path, **options)
-    assert fastpipe.resume_grown(again, reader.state_dict()) == fastpipe.Growth(None, [], 0)
+    assert fastpipe.resume_grown(again, reader.state_dict()) == fastpipe.typing.Growth(None, [], 0)
     assert seen + samples.ids_of(again) == whole
 
 
@@ -153,21 +153,21 @@ def test_changes_other_than_growth_are_rejected(tmp_path: Path) -> None:
     make(tmp_path, ["c.avro"], 100, 2_000)
     damaged = {**state, "data": {**state["data"], "digest": "0"}}
     for wrong in (damaged, samples.sealed(damaged), {}, {"data": 3}, {**state, "version": 99}):
-        with pytest.raises(fastpipe.StateError):
+        with pytest.raises(fastpipe.errors.StateError):
             fastpipe.resume_grown(read(tmp_path, **options), wrong)
-    with pytest.raises(fastpipe.StateError, match="batch_size"):
+    with pytest.raises(fastpipe.errors.StateError, match="batch_size"):
         fastpipe.resume_grown(read(tmp_path, **{**options, "batch_size": 5}), state)
     with pytest.raises(TypeError):
         fastpipe.resume_grown(read(tmp_path, **options), 3)  # type: ignore[arg-type]
     make(tmp_path, ["b.avro"], 50, 1_000)
     changed = read(tmp_path, **options)
-    with pytest.raises(fastpipe.StateError, match="are missing or changed"):
+    with pytest.raises(fastpipe.errors.StateError, match="are missing or changed"):
         fastpipe.resume_grown(changed, state)
     assert changed.epoch == 0
     for name in ("b.avro", "c.avro"):
         (tmp_path / name).unlink()
-    with pytest.raises(fastpipe.StateError, match="files are missing"):
+    with pytest.raises(fastpipe.errors.StateError, match="files are missing"):
         fastpipe.resume_grown(read(tmp_path, **options), state)
     arrays = fastpipe.from_arrays({"id": samples.np.arange(5)}, batch_size=2)
-    with pytest.raises(fastpipe.UnsupportedError, match="Avro files"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="Avro files"):
         fastpipe.resume_grown(arrays, arrays.state_dict())

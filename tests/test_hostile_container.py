@@ -49,7 +49,7 @@ MANY = "FASTPIPE_HOSTILE" in os.environ
 def test_files_cut_at_every_byte(codec: str, tmp_path: Path) -> None:
     whole = small(codec)
     (tmp_path / "whole.avro").write_bytes(whole)
-    blocks = fastpipe.AvroFile(tmp_path / "whole.avro").blocks
+    blocks = fastpipe.avro.AvroFile(tmp_path / "whole.avro").blocks
     first = int(blocks["offset"][0])
     # For each truncation between blocks, the number of rows before it.
     ends = {first: 0, int(blocks["offset"][1]): 2, int(blocks["offset"][2]): 3, len(whole): 5}
@@ -240,10 +240,10 @@ def test_a_header_beyond_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "huge.avro"
     path.write_bytes(b"Obj\x01" + long(1) + text("x") + long(200 << 20))
     os.truncate(path, 201 << 20)  # A hole, which uses no disk space.
-    with pytest.raises(fastpipe.LimitError, match="header is larger than") as caught:
-        fastpipe.AvroFile(path)
+    with pytest.raises(fastpipe.errors.LimitError, match="header is larger than") as caught:
+        fastpipe.avro.AvroFile(path)
     assert (caught.value.path, caught.value.offset) == (str(path), 0)
-    with pytest.raises(fastpipe.LimitError):
+    with pytest.raises(fastpipe.errors.LimitError):
         fastpipe.read_avro(path, batch_size=1)
 
 
@@ -452,29 +452,29 @@ def test_a_file_that_changes_all_the_time(tmp_path: Path) -> None:
 def test_invalid_files(tmp_path: Path) -> None:
     folder = tmp_path / "folder.avro"
     folder.mkdir()
-    with pytest.raises(fastpipe.MissingFileError) as missing:
+    with pytest.raises(fastpipe.errors.MissingFileError) as missing:
         fastpipe.read_avro(folder, batch_size=1)
     assert missing.value.path == str(folder)
-    for look in (fastpipe.AvroFile, lambda path: fastpipe.AvroFile(path).blocks):
+    for look in (fastpipe.avro.AvroFile, lambda path: fastpipe.avro.AvroFile(path).blocks):
         with pytest.raises(fastpipe.FastpipeError) as caught:
             look(folder)
         assert type(caught.value).__name__ in TYPED
         assert caught.value.path == str(folder)
     empty = tmp_path / "empty.avro"
     empty.touch()
-    for look in (fastpipe.AvroFile, fastpipe.infer_features, lambda path: fastpipe.read_avro(path, batch_size=1)):
-        with pytest.raises(fastpipe.MalformedFileError, match="Obj") as malformed:
+    for look in (fastpipe.avro.AvroFile, fastpipe.infer_features, lambda path: fastpipe.read_avro(path, batch_size=1)):
+        with pytest.raises(fastpipe.errors.MalformedFileError, match="Obj") as malformed:
             look(empty)
         assert (malformed.value.path, malformed.value.offset) == (str(empty), 0)
     gone = tmp_path / "gone.avro"
-    with pytest.raises(fastpipe.MissingFileError) as missing:
-        fastpipe.AvroFile(gone)
+    with pytest.raises(fastpipe.errors.MissingFileError) as missing:
+        fastpipe.avro.AvroFile(gone)
     assert (missing.value.path, missing.value.errno) == (str(gone), 2)
     if hasattr(os, "symlink"):
         loop = tmp_path / "loop.avro"
         loop.symlink_to(loop)
-        with pytest.raises((fastpipe.StorageError, fastpipe.MissingFileError)):
-            fastpipe.AvroFile(loop)
+        with pytest.raises((fastpipe.errors.StorageError, fastpipe.errors.MissingFileError)):
+            fastpipe.avro.AvroFile(loop)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user without root privileges")
@@ -482,8 +482,8 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "x.avro"
     path.write_bytes(small("null"))
     path.chmod(0)
-    for look in (fastpipe.AvroFile, lambda path: fastpipe.read_avro(path, batch_size=1)):
-        with pytest.raises(fastpipe.StorageError) as caught:
+    for look in (fastpipe.avro.AvroFile, lambda path: fastpipe.read_avro(path, batch_size=1)):
+        with pytest.raises(fastpipe.errors.StorageError) as caught:
             look(path)
         assert isinstance(caught.value, OSError)
         assert caught.value.path == str(path)
@@ -496,7 +496,7 @@ def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
     path = tmp_path / "pipe.avro"
     os.mkfifo(path)
     program = (
-        f"import fastpipe\ntry:\n    fastpipe.AvroFile({str(path)!r})\n"
+        f"import fastpipe\ntry:\n    fastpipe.avro.AvroFile({str(path)!r})\n"
         "except fastpipe.FastpipeError as error:\n    print(error)"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500, check=True)
@@ -509,10 +509,10 @@ def test_inspecting_damaged_files(tmp_path: Path) -> None:
     whole = small("deflate")
     for n in range(0, len(whole), 3):
         path.write_bytes(whole[:n])
-        for look in (lambda p: fastpipe.AvroFile(p).blocks, fastpipe.infer_features):
+        for look in (lambda p: fastpipe.avro.AvroFile(p).blocks, fastpipe.infer_features):
             try:
                 look(path)
             except fastpipe.FastpipeError as error:
-                assert type(error) is fastpipe.MalformedFileError
+                assert type(error) is fastpipe.errors.MalformedFileError
                 assert error.path == str(path)
                 assert error.offset is not None

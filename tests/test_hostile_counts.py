@@ -181,7 +181,7 @@ def test_the_order_counts_against_the_limit(shuffle: Any, action: str, vast: str
         "locate": lambda: reader.locate(step, 0),
     }
     text = r"memory_limit is 100\.0 MB, (and this|but planning batches) takes at least"
-    with pytest.raises(fastpipe.LimitError, match=text) as refused:
+    with pytest.raises(fastpipe.errors.LimitError, match=text) as refused:
         actions[action]()
     named = re.search(r"; (?:shuffle_buffer=(\d+) would fit|no shuffle_buffer fits)", str(refused.value))
     assert named, refused.value
@@ -251,7 +251,7 @@ def test_the_minimum_is_determined_within_the_limit(codec: str, shuffle: bool, t
         before = peak()
         try:
             iter(reader)
-        except fastpipe.LimitError as error:
+        except fastpipe.errors.LimitError as error:
             print(peak() - before, error)
         """
     if not sys.platform.startswith("linux"):

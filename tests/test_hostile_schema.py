@@ -151,7 +151,7 @@ def test_deeply_nested_records(levels: int, tmp_path: Path) -> None:
     schemas: list[Any] = []
 
     def look() -> None:
-        schemas.append(fastpipe.AvroFile(path).schema)
+        schemas.append(fastpipe.avro.AvroFile(path).schema)
 
     look()
     thread = threading.Thread(target=look)
@@ -176,9 +176,9 @@ def test_schemas_that_python_cannot_parse(tmp_path: Path) -> None:
     path.write_bytes(container(schema, [(1, long(7))]))
     (batch,) = fastpipe.read_avro(path, batch_size=1)
     assert batch["value"].tolist() == [7]
-    file = fastpipe.AvroFile(path)
+    file = fastpipe.avro.AvroFile(path)
     assert file.schema_json == schema
-    with pytest.raises(fastpipe.LimitError, match="schema_json") as caught:
+    with pytest.raises(fastpipe.errors.LimitError, match="schema_json") as caught:
         _ = file.schema
     assert caught.value.path == str(path)
 
@@ -384,7 +384,7 @@ def test_types_named_like_kinds(tmp_path: Path) -> None:
 def test_invalid_schemas(schema: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.avro"
     path.write_bytes(header(schema))
-    with pytest.raises(fastpipe.SchemaError) as caught:
+    with pytest.raises(fastpipe.errors.SchemaError) as caught:
         fastpipe.read_avro(path, batch_size=1)
     assert caught.value.path == str(path)
     assert caught.value.reason

@@ -164,7 +164,7 @@ def x_features(schema: Any) -> dict[str, Any]:
         case {"type": "map"}:
             return {"x.keys": ragged((None,), "string"), "x.values": ragged((None,), "int64")}
         case {"type": "array", "items": "null"}:
-            return {"x": ragged((None,), "bool", nulls="mask")}
+            return {"x": ragged((None,), "bool", on_null="mask")}
         case {"type": "array", "items": {"type": "fixed"}}:
             return {"x": ragged((None,), "bytes")}
         case {"type": "array", "items": item}:
@@ -176,7 +176,7 @@ def x_features(schema: Any) -> dict[str, Any]:
             return {"x": fastpipe.DenseSpec((), "bytes")}
         case list():
             nulls = "mask" if "null" in schema else "error"
-            return {"x": fastpipe.DenseSpec((), "int64", nulls=nulls)}
+            return {"x": fastpipe.DenseSpec((), "int64", on_null=nulls)}
     dtypes = {"float": "float32", "double": "float64", "long": "int64", "int": "int32", "boolean": "bool"}
     return {"x": fastpipe.DenseSpec((), dtypes.get(schema, schema))}
 
@@ -272,7 +272,7 @@ def test_an_error_has_all_attributes(tmp_path: Path) -> None:
     reader = fastpipe.read_avro(path, features={"user.age": fastpipe.DenseSpec((), "int32")}, batch_size=1)
     batches = iter(reader)
     assert [next(batches)["user.age"].tolist() for _ in range(4)] == [[30]] * 4
-    with pytest.raises(fastpipe.MalformedFileError) as caught:
+    with pytest.raises(fastpipe.errors.MalformedFileError) as caught:
         next(batches)
     error = caught.value
     assert isinstance(error, ValueError)
@@ -283,23 +283,23 @@ def test_an_error_has_all_attributes(tmp_path: Path) -> None:
     for words in (str(path), "block 1", str(error.offset), "record 2", "user.age", "expected an int", str(1 << 40)):
         assert words in str(error)
     for _ in range(3):
-        with pytest.raises(fastpipe.MalformedFileError) as again:
+        with pytest.raises(fastpipe.errors.MalformedFileError) as again:
             next(batches)
         assert (str(again.value), vars(again.value)) == (str(error), vars(error))
     assert pickle.loads(pickle.dumps(error)).__dict__ == error.__dict__
     # A new pass delivers the batches before the error and raises it again.
     batches = iter(reader)
     assert [next(batches)["user.age"].tolist() for _ in range(4)] == [[30]] * 4
-    with pytest.raises(fastpipe.MalformedFileError):
+    with pytest.raises(fastpipe.errors.MalformedFileError):
         next(batches)
 
 
-NULLS = fastpipe.RaggedSpec((None,), "bool", nulls="mask")
+NULLS = fastpipe.RaggedSpec((None,), "bool", on_null="mask")
 
 
 def test_records_of_zero_bytes(tmp_path: Path) -> None:
     """The size of the file doesn't limit their number, so a fixed limit does."""
-    value = {"value": fastpipe.DenseSpec((), "bool", nulls="mask")}
+    value = {"value": fastpipe.DenseSpec((), "bool", on_null="mask")}
     cases = [
         Case("2^40 nulls", container('"null"', [(1 << 40, b"")]), features=value),
         Case("2^30 nulls", container('"null"', [(1 << 30, b"")]), features=value),

@@ -21,7 +21,7 @@ MIB = 1 << 20
 SECONDS = 20
 
 X = {"x": fastpipe.DenseSpec((), "int32")}
-NULLS = {"a": fastpipe.RaggedSpec((None,), "bool", nulls="mask")}
+NULLS = {"a": fastpipe.RaggedSpec((None,), "bool", on_null="mask")}
 # The number of items without bytes that a block of any size may contain.
 LEAST = 1 << 14
 

@@ -77,7 +77,7 @@ def test_rarely_used_modules_are_loaded_late() -> None:
         late = ["csv", "http.client", "leases", "logging", "metrics", "service", "sources.avro", "sources.sql"]
         late += ["statistics"]
         print([name for name in late if name in sys.modules or f"fastpipe.{name}" in sys.modules])
-        print(set(fastpipe.__all__) <= set(dir(fastpipe)), fastpipe.read_avro is fastpipe.sources.avro.read_avro)
+        print(set(fastpipe.__all__) <= set(dir(fastpipe)), fastpipe.read_avro is fastpipe.avro.read_avro)
         from fastpipe import *
         print(all(globals()[name] is getattr(fastpipe, name) for name in fastpipe.__all__))
         try:

@@ -23,8 +23,8 @@ import fastpipe
 import fixtures
 import wire
 from fastpipe import _fastpipe, cli
+from fastpipe._files import _index_cache
 from fastpipe.cli import _index
-from fastpipe.sources.files import _index_cache
 from fixtures import Run
 
 # Files that are read completely together with their header have no entry, so the header is padded.
@@ -100,7 +100,7 @@ def test_batches_are_the_same_with_and_without(codec: str, tmp_path: Path, cache
         assert entries == (written or entries)
         written = entries
     for file in files:
-        blocks = fastpipe.AvroFile(file).blocks
+        blocks = fastpipe.avro.AvroFile(file).blocks
         counted = _fastpipe.index_file(str(file), str(cache), lambda behind: None)
         assert counted[:3] == (len(blocks), blocks["rows"].sum(), file.stat().st_size)
         assert counted[4] == "before"
@@ -109,15 +109,15 @@ def test_batches_are_the_same_with_and_without(codec: str, tmp_path: Path, cache
 def test_a_second_opening_reads_no_block(path: Path, cache: Path) -> None:
     expected = ids(path, cache)
     data = path.read_bytes()
-    start = int(fastpipe.AvroFile(path).blocks["offset"][0])
+    start = int(fastpipe.avro.AvroFile(path).blocks["offset"][0])
     # Only the header is left intact. Size and timestamp don't reveal the change.
     overwrite(path, data[:start] + bytes(len(data) - start))
-    with pytest.raises(fastpipe.MalformedFileError):
-        fastpipe.AvroFile(path).blocks  # noqa: B018
+    with pytest.raises(fastpipe.errors.MalformedFileError):
+        fastpipe.avro.AvroFile(path).blocks  # noqa: B018
     for file in (path, str(path), os.path.relpath(path)):
         with fastpipe.read_avro(file, features=features(), batch_size=10, index_cache=cache) as reader:
             assert reader.num_rows == len(expected)
-            with pytest.raises(fastpipe.StorageError, match="changed since the file was indexed") as error:
+            with pytest.raises(fastpipe.errors.StorageError, match="changed since the file was indexed") as error:
                 next(iter(reader))
         assert (error.value.block, error.value.offset) == (0, start)
 
@@ -239,7 +239,7 @@ def test_forged_entries_never_yield_other_rows(codec: str, tmp_path: Path, cache
         entry(cache).write_bytes(sealed(bytes(data)))
         try:
             assert ids(path, cache, num_threads=1) == expected
-        except (fastpipe.MalformedFileError, fastpipe.StorageError) as error:
+        except (fastpipe.errors.MalformedFileError, fastpipe.errors.StorageError) as error:
             wrong += 1
             assert error.path == str(path)  # noqa: PT017
     assert wrong
@@ -266,7 +266,7 @@ def test_other_files_in_place_of_an_entry(path: Path, cache: Path) -> None:
     assert ids(path, cache) == expected
     place.unlink()
     place.mkdir()
-    with pytest.raises(fastpipe.StorageError, match="index_cache"):
+    with pytest.raises(fastpipe.errors.StorageError, match="index_cache"):
         ids(path, cache)
 
 
@@ -277,7 +277,7 @@ def test_other_files_in_place_of_an_entry(path: Path, cache: Path) -> None:
 def test_an_impossible_directory_is_a_typed_error(below: str, path: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(fastpipe.StorageError, match="Choose a writable one") as error:
+    with pytest.raises(fastpipe.errors.StorageError, match="Choose a writable one") as error:
         ids(path, file / below)
     assert error.value.path == str(file / below)
     assert isinstance(error.value, OSError)
@@ -285,7 +285,7 @@ def test_an_impossible_directory_is_a_typed_error(below: str, path: Path, tmp_pa
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a folder that root can't write to")
 def test_an_unwritable_directory_is_a_typed_error(path: Path) -> None:
-    with pytest.raises(fastpipe.StorageError, match="Choose a writable one") as error:
+    with pytest.raises(fastpipe.errors.StorageError, match="Choose a writable one") as error:
         ids(path, "/proc")
     assert error.value.path == "/proc"
 
@@ -297,7 +297,7 @@ def test_a_filled_directory_may_be_read_only(path: Path, cache: Path, tmp_path: 
     try:
         assert ids(path, cache) == expected
         if os.geteuid() != 0:
-            with pytest.raises(fastpipe.StorageError):
+            with pytest.raises(fastpipe.errors.StorageError):
                 ids(write(tmp_path / "y.avro"), cache)
     finally:
         cache.chmod(0o700)
@@ -329,7 +329,7 @@ def test_the_directory_of_the_user(path: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert _index_cache.user_cache_directory() == os.path.join(os.path.expanduser("~"), ".cache", "fastpipe")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    with pytest.raises(fastpipe.StorageError, match="no home directory"):
+    with pytest.raises(fastpipe.errors.StorageError, match="no home directory"):
         _index_cache.user_cache_directory()
 
 
@@ -388,7 +388,7 @@ run = fixtures.command(200)
 def test_index_reports_its_results(run: Run, tmp_path: Path, cache: Path) -> None:
     for i in range(2):
         write(tmp_path / f"{i}.avro", 100 + i)
-    blocks = len(fastpipe.AvroFile(tmp_path / "0.avro").blocks)
+    blocks = len(fastpipe.avro.AvroFile(tmp_path / "0.avro").blocks)
     code, out, err = run("index", tmp_path, "--cache", cache)
     assert (code, err) == (0, "")
     size = os.path.getsize(tmp_path / "0.avro")

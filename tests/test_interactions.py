@@ -17,8 +17,9 @@ import pytest
 
 import fastpipe
 import samples
-from fastpipe import Interactions, InteractionsError, PointLocation, UnseenItemsError, read_interactions
 from fastpipe._boundary import NegativeSampling
+from fastpipe.errors import InteractionsError, UnseenItemsError
+from fastpipe.recsys import Interactions, PointLocation, read_interactions
 from samples import through_json
 
 NEGATIVES = 3
@@ -149,7 +150,7 @@ def test_workers_share_them(data: Interactions) -> None:
     import fastpipe.torch
 
     loader = DataLoader(
-        fastpipe.torch.IterableDataset(read(data, uneven="allow")),
+        fastpipe.torch.IterableDataset(read(data, on_uneven="allow")),
         batch_size=None,
         num_workers=2,
         multiprocessing_context="fork",
@@ -276,7 +277,7 @@ def refusal(reader: fastpipe.Reader) -> str | None:
     """Returns the message for an insufficient memory limit, or None."""
     try:
         iter(reader)
-    except fastpipe.LimitError as error:
+    except fastpipe.errors.LimitError as error:
         return str(error)
     finally:
         reader.close()
@@ -316,7 +317,7 @@ def test_a_memory_limit_changes_no_row(large: Interactions, negatives: int, thre
 def test_a_limit_includes_the_permutation(large: Interactions) -> None:
     options = {"batch_size": 1000, "negatives": 20}
     rows = read(large, **options).num_rows
-    with pytest.raises(fastpipe.LimitError, match="the order of shuffle_buffer=") as caught:
+    with pytest.raises(fastpipe.errors.LimitError, match="the order of shuffle_buffer=") as caught:
         iter(read(large, **options, shuffle_buffer=rows, memory_limit=1 << 20))
     found = re.search(r"takes at least ([\d.]+) MB", str(caught.value))
     assert found is not None
@@ -377,7 +378,7 @@ def test_ranks_may_change(order: dict[str, Any], worlds: list[int], draw: st.Dat
     found: Counter[str] = Counter()
     state = None
     for number, size in enumerate(worlds):
-        readers = [read(data, **order, rank=rank, world_size=size, uneven="allow") for rank in range(size)]
+        readers = [read(data, **order, rank=rank, world_size=size, on_uneven="allow") for rank in range(size)]
         if state is not None:
             for reader in readers:
                 reader.load_state_dict(state)
@@ -397,7 +398,7 @@ def test_ranks_may_change(order: dict[str, Any], worlds: list[int], draw: st.Dat
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_share_every_point(data: Interactions, size: int) -> None:
     """With padding, all ranks have the same number of batches of equal size, with marked points as padding."""
-    readers = [read(data, rank=rank, world_size=size, uneven="pad", batch_size=100) for rank in range(size)]
+    readers = [read(data, rank=rank, world_size=size, on_uneven="pad", batch_size=100) for rank in range(size)]
     batches = [list(reader) for reader in readers]
     assert len({len(own) for own in batches}) == 1
     assert {len(batch["valid"]) for own in batches for batch in own} == {100}
@@ -415,7 +416,7 @@ def test_padding_is_spread_over_users_and_items(large: Interactions, shuffle: An
     """Otherwise all padding would access the same row of an embedding."""
     rows = len(large) * (1 + NEGATIVES)
     size = next(size for size in range(50_000, 300_000) if 0 < rows % size < 10)
-    *_, last = read(large, batch_size=size, shuffle=shuffle, uneven="pad")
+    *_, last = read(large, batch_size=size, shuffle=shuffle, on_uneven="pad")
     assert int(last["valid"].sum()) == rows % size
     assert len(np.unique(last["item"])) == large.num_items
     users, items = (np.bincount(last[name]) for name in ("user", "item"))
@@ -481,8 +482,8 @@ def test_points_are_stable() -> None:
     assert first["user"].tolist() == [7, 7, 5, 2, 7, 7, 5, 4, 7, 6, 5, 1]
     assert first["item"].tolist() == [3, 3, 0, 5, 0, 3, 8, 10, 5, 5, 5, 2]
     assert first["label"].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0]
-    held_out = fastpipe.HeldOut(np.array([0, 7]), np.array([0, 0]))
-    candidates = fastpipe.evaluation_candidates(data, held_out, 6, seed=7)
+    held_out = fastpipe.recsys.HeldOut(np.array([0, 7]), np.array([0, 0]))
+    candidates = fastpipe.recsys.evaluation_candidates(data, held_out, 6, seed=7)
     assert candidates.items.tolist() == [[0, 7, 7, 2, 7, 5, 10], [0, 3, 3, 3, 3, 3, 6]]
 
 
@@ -502,7 +503,7 @@ def test_points_are_stable() -> None:
 )
 def test_states_of_other_readers_are_rejected(data: Interactions, options: dict[str, Any], message: str) -> None:
     state = read(data).state_dict()
-    with pytest.raises(fastpipe.StateError, match=message):
+    with pytest.raises(fastpipe.errors.StateError, match=message):
         read(data, **options).load_state_dict(state)
     read(data, item_dtype="uint16", label_dtype="int8", num_threads=1).load_state_dict(state)
 
@@ -513,10 +514,10 @@ def test_states_of_other_data_are_rejected(data: Interactions, tmp_path: Path) -
     items[0] = next(item for item in range(90) if item not in items[: data.indptr[1]])
     users = np.repeat(np.arange(data.num_users), np.diff(data.indptr))
     other = Interactions.from_arrays(users, items, users=range(data.num_users), items=range(data.num_items))
-    with pytest.raises(fastpipe.StateError, match="the dataset has different contents"):
+    with pytest.raises(fastpipe.errors.StateError, match="the dataset has different contents"):
         read(other).load_state_dict(state)
     files = samples.write(tmp_path, [[10]])
-    with pytest.raises(fastpipe.StateError, match="the dataset's"):
+    with pytest.raises(fastpipe.errors.StateError, match="the dataset's"):
         read(data).load_state_dict(files.read(batch_size=128, shuffle=True, seed=7).state_dict())
 
 
@@ -531,7 +532,7 @@ def test_a_user_who_has_everything_is_named_or_skipped() -> None:
     with pytest.raises(UnseenItemsError, match=r"the user 'b' has no unseen items.*on_full=\"skip\"") as caught:
         read(data)
     assert (caught.value.user, pickle.loads(pickle.dumps(caught.value)).user) == ("b", "b")
-    assert isinstance(caught.value, fastpipe.InteractionsError)
+    assert isinstance(caught.value, fastpipe.errors.InteractionsError)
     reader = read(data, on_full="skip")
     found = points(reader)
     assert {user for user, _, _ in found} == set(data.user_indices(["a", "c"]).tolist())

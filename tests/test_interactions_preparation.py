@@ -20,8 +20,9 @@ import pytest
 
 import fastpipe
 import interaction_oracle
-from fastpipe import Interactions, InteractionsError
-from fastpipe.sources.interactions._ids import IdEncoder
+from fastpipe.errors import InteractionsError
+from fastpipe.recsys import Interactions
+from fastpipe.recsys._ids import IdEncoder
 
 NAN = float("nan")
 
@@ -284,7 +285,7 @@ def test_ids_at_the_limits_of_64_bits() -> None:
 # Runs in a separate process, in which nothing else has allocated and freed memory.
 MEMORY = """
 import sys, numpy as np
-from fastpipe import Interactions
+from fastpipe.recsys import Interactions
 
 count, spread, timed = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
 random = np.random.default_rng(1)
@@ -360,9 +361,9 @@ def test_from_avro(tmp_path: Path, types: dict[str, Any]) -> None:
 
 def test_from_avro_of_invalid_input(tmp_path: Path) -> None:
     path = avro(tmp_path / "a.avro")
-    with pytest.raises(fastpipe.SchemaError, match="no column 'who'"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="no column 'who'"):
         Interactions.from_avro(path, user="who")
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         Interactions.from_avro(tmp_path / "b.avro")
     nulls = tmp_path / "nulls.avro"
     fields = [{"name": "user", "type": ["null", "long"]}, {"name": "item", "type": {"type": "array", "items": "int"}}]
@@ -371,16 +372,18 @@ def test_from_avro_of_invalid_input(tmp_path: Path) -> None:
         fastavro.writer(file, {"type": "record", "name": "E", "fields": fields}, rows)
     with pytest.raises(InteractionsError, match="a value of the column 'user' is null"):
         Interactions.from_avro(nulls, item="user")
-    with pytest.raises(fastpipe.SchemaError, match="'item' must have one id per record"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="'item' must have one id per record"):
         Interactions.from_avro(nulls)
-    with pytest.raises(fastpipe.SchemaError, match="'item' must have one time per record"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="'item' must have one time per record"):
         Interactions.from_avro(nulls, item="user", timestamp="item")
 
 
 @pytest.mark.parametrize(("column", "match"), [("user", "ids: integers, strings"), ("time", "times: numbers")])
 def test_from_avro_suggests_only_possible_columns(tmp_path: Path, column: str, match: str) -> None:
     path = avro(tmp_path / "a.avro", **{column: ["string", "long"]})
-    with pytest.raises(fastpipe.UnsupportedError, match=f"'{column}' must contain {match}.*from_arrays") as caught:
+    with pytest.raises(
+        fastpipe.errors.UnsupportedError, match=f"'{column}' must contain {match}.*from_arrays"
+    ) as caught:
         Interactions.from_avro(path, timestamp="time")
     assert not re.search("columns=|features=|nulls=", str(caught.value))
     assert (caught.value.path, caught.value.feature) == (path, column)
@@ -415,7 +418,7 @@ def test_from_arrow(users: Any, time: Any) -> None:
 def test_from_arrow_of_invalid_input() -> None:
     with pytest.raises(TypeError, match=r"accepts a pyarrow\.Table"):
         Interactions.from_arrow({"user": [1]})
-    with pytest.raises(fastpipe.SchemaError, match="column 'item' must exist exactly once"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="column 'item' must exist exactly once"):
         Interactions.from_arrow(pa.table({"user": [1, 2]}))
     with pytest.raises(InteractionsError, match="the column 'item' is null"):
         Interactions.from_arrow(pa.table({"user": [1, 2], "item": [1, None]}))
@@ -440,12 +443,12 @@ def test_from_csv(tmp_path: Path, delimiter: str, header: bool) -> None:
 
 def test_from_csv_of_invalid_input(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         Interactions.from_csv(path)
     path.write_text("user,item\n1,2\n3,\n")
     with pytest.raises(InteractionsError, match="the column 'item' is null"):
         Interactions.from_csv(path)
-    with pytest.raises(fastpipe.SchemaError, match=r"'who'.*column_names="):
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"'who'.*column_names="):
         Interactions.from_csv(path, user="who")
     path.write_text("user,item\n1,2\n3\n")
     with pytest.raises(InteractionsError, match=r"a\.csv"):
@@ -459,9 +462,9 @@ def test_from_csv_of_invalid_input(tmp_path: Path) -> None:
 def test_from_csv_rejects_duplicate_columns(tmp_path: Path, column: str) -> None:
     names = ["user", "item", "at"]
     (tmp_path / "a.csv").write_text(",".join([*names, column]) + "\n1,2,3,9\n4,5,6,9\n")
-    with pytest.raises(fastpipe.SchemaError, match=f"there are 2 columns '{column}'.*a.csv"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=f"there are 2 columns '{column}'.*a.csv"):
         Interactions.from_csv(tmp_path, timestamp="at")
-    with pytest.raises(fastpipe.SchemaError, match=f"there are 2 columns '{column}'"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=f"there are 2 columns '{column}'"):
         Interactions.from_csv(tmp_path, timestamp="at", column_names=[*names, column])
 
 
@@ -502,7 +505,7 @@ def test_from_movielens(tmp_path: Path, header: str, delimiter: str) -> None:
 
 
 def test_from_movielens_of_invalid_input(tmp_path: Path) -> None:
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         Interactions.from_movielens(tmp_path / "u.data")
     (tmp_path / "u.data").write_text("1|2|3\n")
     with pytest.raises(InteractionsError, match="the file doesn't contain MovieLens ratings"):

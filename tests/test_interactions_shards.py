@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 import fastpipe
-from fastpipe import Interactions, InteractionsError
+from fastpipe.errors import InteractionsError
+from fastpipe.recsys import Interactions
 
 FORMATS = ("avro", "arrow")
 
@@ -105,13 +106,13 @@ def test_shards_that_do_not_belong_together(tmp_path: Path, format: Any) -> None
         Interactions.from_shards(tmp_path / "a")
     assert len(Interactions.from_shards(paths[:-1])) > 0
     (tmp_path / "a" / f"items.{format}").unlink()
-    with pytest.raises(fastpipe.MissingFileError, match="the items of the shards aren't next to them"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match="the items of the shards aren't next to them"):
         Interactions.from_shards(paths[0])
     with pytest.raises(FileExistsError, match="name an empty folder"):
         make().write_shards(tmp_path / "b", format=format)
-    with pytest.raises(fastpipe.MissingFileError, match="the folder contains no shards"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match="the folder contains no shards"):
         Interactions.from_shards(tmp_path)
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         Interactions.from_shards(others[-1].replace("shard-", "shard-9"))
 
 
@@ -120,11 +121,11 @@ def test_other_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InteractionsError, match="it isn't a shard of interactions"):
         Interactions.from_shards(_foreign(tmp_path))
     (tmp_path / "bad.avro").write_bytes(b"nothing")
-    with pytest.raises(fastpipe.MalformedFileError):
+    with pytest.raises(fastpipe.errors.MalformedFileError):
         Interactions.from_shards(tmp_path / "bad.avro")
     make().write_shards(tmp_path / "arrow", format="arrow")
     (tmp_path / "arrow" / "bad.arrow").write_bytes(b"nothing")
-    with pytest.raises(fastpipe.MalformedFileError, match="isn't an Arrow file"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match="isn't an Arrow file"):
         Interactions.from_shards(tmp_path / "arrow" / "bad.arrow")
     with pytest.raises(ValueError, match='format must be "avro" or "arrow"'):
         make().write_shards(tmp_path / "c", format="csv")  # type: ignore[arg-type]
@@ -193,7 +194,7 @@ def test_the_checksum_detects_a_changed_value(tmp_path: Path, format: Any) -> No
     whole = Path(path).read_bytes()
     assert whole.count(b"009") == 1
     Path(path).write_bytes(whole.replace(b"009", b"q09"))
-    with pytest.raises(fastpipe.MalformedFileError, match="its checksum") as caught:
+    with pytest.raises(fastpipe.errors.MalformedFileError, match="its checksum") as caught:
         Interactions.from_shards(tmp_path)
     assert caught.value.path == path
 
@@ -210,7 +211,7 @@ DAMAGING = r"""
 import random, sys
 from pathlib import Path
 import fastpipe
-from fastpipe import Interactions
+from fastpipe.recsys import Interactions
 
 folder, kind, format, runs, at_least = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 name = {"int": lambda i: i * 3, "str": lambda i: f"\u00e4{i:03}"}[kind]
@@ -292,7 +293,7 @@ def test_columns_of_other_types_are_rejected(tmp_path: Path) -> None:
 
 def test_large_integers_need_arrow(tmp_path: Path) -> None:
     data = Interactions.from_arrays(np.array([1, 2**64 - 1], np.uint64), [1, 2])
-    with pytest.raises(fastpipe.UnsupportedError, match="below 2\\^63"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="below 2\\^63"):
         data.write_shards(tmp_path / "a")
     data.write_shards(tmp_path / "b", format="arrow")
     assert Interactions.from_shards(tmp_path / "b").users.tolist() == [1, 2**64 - 1]

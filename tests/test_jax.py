@@ -82,10 +82,10 @@ def back(node: Any, like: Any) -> Any:
             assert isinstance(node, BCOO)
             parts = back(node.indices, like.indices), back(node.data, like.values)
             return fastpipe.Sparse(*parts, np.array(node.shape, np.int64))
-        case fastpipe.SparseCSR():
+        case fastpipe.batch.SparseCSR():
             assert isinstance(node, BCSR)
             parts = back(node.indptr, like.offsets), back(node.indices, like.indices), back(node.data, like.values)
-            return fastpipe.SparseCSR(*parts, np.array(node.shape, np.int64))
+            return fastpipe.batch.SparseCSR(*parts, np.array(node.shape, np.int64))
     assert isinstance(node, jax.Array)
     narrow = like.dtype.itemsize == 8 and not jax.config.jax_enable_x64
     assert node.dtype == (f"{like.dtype.kind}4" if narrow else like.dtype)
@@ -98,7 +98,7 @@ def leaves(node: Any) -> list[np.ndarray]:
         return [node]
     if isinstance(node, fastpipe.Sparse):
         return [node.values, node.indices]
-    if isinstance(node, fastpipe.SparseCSR):
+    if isinstance(node, fastpipe.batch.SparseCSR):
         return [node.values, node.indices, node.offsets]
     return [leaf for part in node for leaf in leaves(part)]
 
@@ -165,10 +165,12 @@ def test_nan_is_narrowed(tmp_path: Path) -> None:
 def test_values_that_do_not_fit_are_errors(tmp_path: Path, long: int, double: float, column: str) -> None:
     batches = fastpipe.jax.iterator(numbers(tmp_path, long, double))
     before = batches.get_state()
-    with pytest.raises(fastpipe.ValueRangeError, match=rf"'{column}': .* doesn't fit .*jax_enable_x64") as caught:
+    with pytest.raises(
+        fastpipe.errors.ValueRangeError, match=rf"'{column}': .* doesn't fit .*jax_enable_x64"
+    ) as caught:
         next(batches)
     assert caught.value.feature == column
-    with pytest.raises(fastpipe.ValueRangeError) as again:
+    with pytest.raises(fastpipe.errors.ValueRangeError) as again:
         next(batches)
     assert again.value is caught.value, "no batch must be skipped"
     assert batches.get_state() == before
@@ -257,7 +259,7 @@ def nested_rows(folder: Path) -> fastpipe.Reader:
     (folder / "nested.avro").write_bytes(wire.container(nested, [(2, row * 2)]))
     features = {
         "a": fastpipe.RaggedSpec((None, None), "int32"),
-        "b": fastpipe.RaggedSpec((None,), "int32", nulls="mask"),
+        "b": fastpipe.RaggedSpec((None,), "int32", on_null="mask"),
     }
     return fastpipe.read_avro(str(folder / "nested.avro"), features=features, batch_size=2)
 
@@ -429,7 +431,7 @@ def test_a_state_of_another_reader_is_rejected(data: Data) -> None:
     batches = fastpipe.jax.iterator(data.read(**DENSE, batch_size=7))
     other = fastpipe.jax.iterator(data.read(**DENSE, batch_size=8)).get_state()
     first = next(batches)
-    with pytest.raises(fastpipe.StateError, match="batch_size"):
+    with pytest.raises(fastpipe.errors.StateError, match="batch_size"):
         batches.set_state(other)
     assert first["id"].tolist() == list(range(7))
     assert next(batches)["id"].tolist() == list(range(7, 14)), "a rejected state must change nothing"
@@ -613,7 +615,7 @@ def test_grain_handles_states_as_bytes(data: Data) -> None:
     assert again.get_state() == batches.get_state()
     assert ids_by_batch(again) == ids_by_batch(batches)
     for damaged in (b"", b"[1]", b"{}", b"\xff", text[:-1].encode(), b"[" * 100_000):
-        with pytest.raises(fastpipe.StateError):
+        with pytest.raises(fastpipe.errors.StateError):
             again.set_state(damaged)
 
 
@@ -673,7 +675,7 @@ def test_the_saved_state_is_that_of_the_call(data: Data, tmp_path: Path) -> None
     # A state saved by two processes loads only if both saved the same step.
     two = tmp_path / "two"
     two.mkdir()
-    with pytest.raises(fastpipe.StateError, match="has no state"):
+    with pytest.raises(fastpipe.errors.StateError, match="has no state"):
         asyncio.run(load(batches, two))
     for index in range(2):
         (two / f"process_{index}-of-2.json").write_text(json.dumps(state))
@@ -681,7 +683,7 @@ def test_the_saved_state_is_that_of_the_call(data: Data, tmp_path: Path) -> None
     assert batches.get_state() == state
     next(batches)
     (two / "process_1-of-2.json").write_text(json.dumps(batches.get_state()))
-    with pytest.raises(fastpipe.StateError, match="restore with the number of processes"):
+    with pytest.raises(fastpipe.errors.StateError, match="restore with the number of processes"):
         asyncio.run(load(batches, two))
 
 
@@ -751,7 +753,7 @@ def test_errors_of_the_reader_are_raised(data: Data, tmp_path: Path) -> None:
     content = bytearray(Path(data.paths[0]).read_bytes())
     content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
     damaged.write_bytes(content)
-    with pytest.raises(fastpipe.MalformedFileError, match=r"damaged\.avro"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=r"damaged\.avro"):
         list(fastpipe.jax.iterator(fastpipe.read_avro(str(damaged), features=samples.FEATURES, batch_size=7)))
 
 
@@ -766,8 +768,8 @@ def test_unsupported_features_are_rejected_before_reading(
     data: Data, monkeypatch: pytest.MonkeyPatch, spec: Any, match: str
 ) -> None:
     reader = data.read(**DENSE, batch_size=7)
-    monkeypatch.setattr(fastpipe.Reader, "features", property(lambda _: fastpipe.Features({"terms": spec})))
-    with pytest.raises(fastpipe.UnsupportedError, match=match) as caught:
+    monkeypatch.setattr(fastpipe.Reader, "features", property(lambda _: fastpipe.typing.Features({"terms": spec})))
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=match) as caught:
         fastpipe.jax.iterator(reader)
     assert caught.value.feature == "terms"
 
@@ -781,7 +783,7 @@ def on(axis: str | None = "rows") -> NamedSharding:
 )
 def test_a_sharding_divides_only_dense_features(data: Data, column: str, match: str) -> None:
     features = {column: samples.FEATURES[column]}
-    with pytest.raises(fastpipe.UnsupportedError, match=match) as caught:
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=match) as caught:
         fastpipe.jax.iterator(data.read(features=features, batch_size=7, drop_last=True), sharding=on())
     assert caught.value.feature == column
 
@@ -789,7 +791,7 @@ def test_a_sharding_divides_only_dense_features(data: Data, column: str, match: 
 def test_a_sharding_needs_batches_of_one_size(data: Data) -> None:
     with pytest.raises(ValueError, match="drop_last=True"):
         fastpipe.jax.iterator(data.read(**DENSE, batch_size=7), sharding=on())
-    padded = list(fastpipe.jax.iterator(data.read(**DENSE, batch_size=7, uneven="pad"), sharding=on()))
+    padded = list(fastpipe.jax.iterator(data.read(**DENSE, batch_size=7, on_uneven="pad"), sharding=on()))
     assert {batch["id"].shape for batch in padded} == {(7,)}
     assert padded[-1]["valid"].tolist() == [True] * 3 + [False] * 4
 
@@ -799,7 +801,7 @@ def test_batches_are_laid_out_over_devices(data: Data) -> None:
         import json, jax, numpy as np, fastpipe, fastpipe.jax
         from jax.sharding import NamedSharding, PartitionSpec as P
         dense = {"id": fastpipe.DenseSpec((), "int32"), "vector": fastpipe.DenseSpec((3,), "float32"),
-                 "score": fastpipe.DenseSpec((), "float32", nulls="mask")}
+                 "score": fastpipe.DenseSpec((), "float32", on_null="mask")}
         mesh = jax.make_mesh((4,), ("rows",))
         options = {"features": dense, "batch_size": 8, "drop_last": True, "shuffle": True, "seed": 3}
         plain = list(fastpipe.read_avro(sys.argv[1:], **options))
@@ -823,13 +825,13 @@ def test_batches_are_laid_out_over_devices(data: Data) -> None:
         assert replicated["id"].is_fully_replicated
         try:
             fastpipe.jax.iterator(fastpipe.read_avro(sys.argv[1:], **options | {"batch_size": 6}), sharding=rows)
-        except fastpipe.UnsupportedError as error:
+        except fastpipe.errors.UnsupportedError as error:
             assert error.feature == "id" and "(6,)" in str(error)
         else:
             raise AssertionError
         try:
             fastpipe.jax.iterator(reader, sharding=NamedSharding(mesh, P(None, "rows")))
-        except fastpipe.UnsupportedError as error:
+        except fastpipe.errors.UnsupportedError as error:
             assert error.feature == "id"
         else:
             raise AssertionError

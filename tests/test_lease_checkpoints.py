@@ -35,13 +35,13 @@ def committed(checkpoint: dict[str, Any]) -> int:
     return sum(step - start for start, step in zip(starts, checkpoint["epochs"]["0"], strict=True))
 
 
-def use(worker: fastpipe.LeaseWorker, count: int) -> None:
+def use(worker: fastpipe.leases.LeaseWorker, count: int) -> None:
     for _ in range(count):
         next(worker)
         worker.commit()
 
 
-UNSETTLED: dict[str, Callable[[fastpipe.LeaseWorker], Any]] = {
+UNSETTLED: dict[str, Callable[[fastpipe.leases.LeaseWorker], Any]] = {
     "uses a batch": next,
     "commits": lambda worker: use(worker, 1),
     "commits and waits": lambda worker: (use(worker, 1), worker.commit(wait=True)),
@@ -51,12 +51,14 @@ UNSETTLED: dict[str, Callable[[fastpipe.LeaseWorker], Any]] = {
 
 @pytest.mark.parametrize("act", UNSETTLED)
 def test_a_checkpoint_that_may_lack_commits_is_refused(url: str, act: str) -> None:
-    ledger = fastpipe.Ledger(url)
+    ledger = fastpipe.leases.Ledger(url)
     with reader().lease(url, worker="rank-0", stretch=5) as here, reader().lease(url, worker="rank-1") as other:
         use(here, 3)
         UNSETTLED[act](other)
         for checkpoint in (here.checkpoint, ledger.checkpoint):
-            with pytest.raises(fastpipe.StateError, match=r"the workers 'rank-1' of .*Call worker\.flush\(\) in each"):
+            with pytest.raises(
+                fastpipe.errors.StateError, match=r"the workers 'rank-1' of .*Call worker\.flush\(\) in each"
+            ):
                 checkpoint()
         other.flush()
         found = ledger.checkpoint()
@@ -65,12 +67,12 @@ def test_a_checkpoint_that_may_lack_commits_is_refused(url: str, act: str) -> No
         assert committed(found) == sum(status.values())
         assert status["rank-0"] == 3
         next(here)
-        with pytest.raises(fastpipe.StateError, match=r"the workers 'rank-0' of"):
+        with pytest.raises(fastpipe.errors.StateError, match=r"the workers 'rank-0' of"):
             ledger.checkpoint()
 
 
 def test_workers_without_leases_do_not_prevent_checkpoints(url: str) -> None:
-    ledger = fastpipe.Ledger(url)
+    ledger = fastpipe.leases.Ledger(url)
     with reader().lease(url, worker="left", stretch=5) as left:
         use(left, 2)
     assert committed(ledger.checkpoint()) == 2
@@ -100,7 +102,7 @@ class Ranks:
         first = 0
         if self.saved is not None:
             checkpoint, model, first = self.saved
-            fastpipe.Ledger(self.url).restore(checkpoint)
+            fastpipe.leases.Ledger(self.url).restore(checkpoint)
             self.model = list(model)
         together([threading.Thread(target=self._guarded, args=(rank, first, stop)) for rank in range(self.ranks)])
         assert not self.errors
@@ -120,7 +122,7 @@ class Ranks:
                 worker.flush()
                 self.barrier.wait(60)
                 if rank == 0:
-                    self.saved = fastpipe.Ledger(self.url).checkpoint(), list(self.model), step
+                    self.saved = fastpipe.leases.Ledger(self.url).checkpoint(), list(self.model), step
                 self.barrier.wait(60)
             next(worker)
             assert worker.position is not None
@@ -158,19 +160,19 @@ def test_deleting_a_ledger_in_use_is_an_error(tmp_path: Path, fate: str) -> None
     else:
         shutil.copy(path, tmp_path / "copy.db")
         os.replace(tmp_path / "copy.db", path)
-    with pytest.raises(fastpipe.LedgerError, match=rf"ledger\.db was {fate}.* while it was in use"):
+    with pytest.raises(fastpipe.errors.LedgerError, match=rf"ledger\.db was {fate}.* while it was in use"):
         worker.commit(wait=True)
-    with pytest.raises(fastpipe.LedgerError, match="while it was in use"):
+    with pytest.raises(fastpipe.errors.LedgerError, match="while it was in use"):
         next(worker)
     # The error was already raised.
     worker.close()
 
 
-def _leased(path: Path) -> fastpipe.LeaseWorker:
+def _leased(path: Path) -> fastpipe.leases.LeaseWorker:
     return reader().lease(f"sqlite:///{path}", worker="one", stretch=5)
 
 
-def ends(worker: fastpipe.LeaseWorker) -> None:
+def ends(worker: fastpipe.leases.LeaseWorker) -> None:
     assert len(list(worker)) == BATCHES
     assert not worker.finished
 

@@ -57,7 +57,7 @@ def quick_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_postgres, "_STATEMENT_MS", 50)
 
 
-def uses(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[int, int]]:
+def uses(worker: fastpipe.leases.LeaseWorker, most: int | None = None) -> list[tuple[int, int]]:
     """Uses and commits batches and continues after refusals. Returns the step and content of each batch."""
     found = []
     while most is None or len(found) < most:
@@ -68,7 +68,7 @@ def uses(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[in
             assert worker.position is not None
             found.append((worker.position.step, int(batch["id"][0])))
             worker.commit()
-        except fastpipe.StaleLeaseError:
+        except fastpipe.errors.StaleLeaseError:
             pass
     return found
 
@@ -90,7 +90,7 @@ def _until(there: Callable[[], bool]) -> None:
 
 def counted(url: str) -> int:
     """Returns the number of batches that the ledger counts, over all workers."""
-    status = fastpipe.Ledger(url).status()
+    status = fastpipe.leases.Ledger(url).status()
     return sum(worker.batches for worker in status.workers)
 
 
@@ -192,15 +192,15 @@ def test_connecting_waits_for_a_file_being_created(tmp_path: Path, monkeypatch: 
 def test_joining_waits_no_longer_than_its_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick_to_give_up(monkeypatch)
     url = f"sqlite:///{tmp_path}/ledger.db"
-    with locked(url), pytest.raises(fastpipe.LedgerError, match="another process holds its lock"):
+    with locked(url), pytest.raises(fastpipe.errors.LedgerError, match="another process holds its lock"):
         reader().lease(url, patience=0.2)
 
 
 def test_a_wrong_url_is_reported_at_once(postgres: servers.Postgres, tmp_path: Path) -> None:
     with told(lambda: None) as handler:
-        with pytest.raises(fastpipe.LedgerError, match='database "none" does not exist'):
+        with pytest.raises(fastpipe.errors.LedgerError, match='database "none" does not exist'):
             reader().lease(postgres.url("none"))
-        with pytest.raises(fastpipe.LedgerError, match="its folder must exist"):
+        with pytest.raises(fastpipe.errors.LedgerError, match="its folder must exist"):
             reader().lease(f"sqlite:///{tmp_path}/no/ledger.db")
     assert handler.times == 0
 
@@ -213,7 +213,9 @@ def test_closing_reports_uncommitted_batches(url: str, monkeypatch: pytest.Monke
     worker.commit(wait=True)
     with locked(url):
         uses(worker, 2)
-        with pytest.raises(fastpipe.LedgerError, match=r"2 batches that 'closed' has used weren't committed to \w+://"):
+        with pytest.raises(
+            fastpipe.errors.LedgerError, match=r"2 batches that 'closed' has used weren't committed to \w+://"
+        ):
             worker.close()
         # The error was already raised.
         worker.close()
@@ -236,13 +238,16 @@ def test_a_copy_whose_other_holder_advances(url: str) -> None:
     assert (copy.position, batch["id"].tolist()) == ((0, 1), [1])
     assert uses(silent, 5) == [(step, step) for step in range(1, 6)]
     silent.commit(wait=True)
-    with pytest.raises(fastpipe.StaleLeaseError) as caught:
+    with pytest.raises(fastpipe.errors.StaleLeaseError) as caught:
         copy.commit(wait=True)
     assert (caught.value.start, caught.value.stop) == (1, 2)
     silent.close()
     assert in_thread(lambda: uses(copy)) == [(step, step) for step in range(6, BATCHES)]
     copy.close()
-    assert {each.worker: each.batches for each in fastpipe.Ledger(url).status().workers} == {"silent": 6, "copy": 14}
+    assert {each.worker: each.batches for each in fastpipe.leases.Ledger(url).status().workers} == {
+        "silent": 6,
+        "copy": 14,
+    }
 
 
 def test_a_copy_that_has_not_committed_when_it_learns_of_the_other(url: str) -> None:
@@ -260,13 +265,13 @@ def test_a_copy_that_has_not_committed_when_it_learns_of_the_other(url: str) -> 
     batch = in_thread(lambda: next(copy))
     assert (copy.position, batch["id"].tolist()) == ((0, 6), [6])
     # The earlier batch counts for the other holder, and this one for the copy.
-    with pytest.raises(fastpipe.StaleLeaseError) as caught:
+    with pytest.raises(fastpipe.errors.StaleLeaseError) as caught:
         copy.commit(wait=True)
     assert (caught.value.start, caught.value.stop) == (1, 2)
     silent.close()
     assert in_thread(lambda: uses(copy)) == [(step, step) for step in range(7, BATCHES)]
     copy.close()
-    found = {each.worker: (each.batches, each.rows) for each in fastpipe.Ledger(url).status().workers}
+    found = {each.worker: (each.batches, each.rows) for each in fastpipe.leases.Ledger(url).status().workers}
     assert found == {"silent": (6, 6), "copy": (14, 14)}
 
 
@@ -361,7 +366,7 @@ def interrupted(line: int, act: Callable[[], Any]) -> tuple[bool, Any]:
         sys.settrace(before)
 
 
-def used_despite_interrupts(worker: fastpipe.LeaseWorker) -> list[int]:
+def used_despite_interrupts(worker: fastpipe.leases.LeaseWorker) -> list[int]:
     """Returns the content of each batch while each of its lines is interrupted in turn."""
     line, found = 1, []
     while True:
@@ -394,7 +399,7 @@ def test_a_pass_that_cannot_begin_returns_its_lease(url: str, monkeypatch: pytes
 
         def failing(epoch: int, start: int, stop: int) -> Started:
             if next(calls) % 2:
-                raise fastpipe.OutOfMemoryError("the system refused 1 GB")
+                raise fastpipe.errors.OutOfMemoryError("the system refused 1 GB")
             return begin(epoch, start, stop)
 
         monkeypatch.setattr(worker._passes, "batches", failing)
@@ -404,7 +409,7 @@ def test_a_pass_that_cannot_begin_returns_its_lease(url: str, monkeypatch: pytes
             while not worker.finished:
                 try:
                     found.extend(uses(worker, 1))
-                except fastpipe.OutOfMemoryError:
+                except fastpipe.errors.OutOfMemoryError:
                     failures.append(len(found))
 
         failures: list[int] = []
@@ -426,7 +431,7 @@ def test_the_pace_includes_reading_and_using(url: str, monkeypatch: pytest.Monke
             time.sleep(0.01)
         worker.commit(wait=True)
         assert worker._agent.pace >= 0.03
-        assert fastpipe.Ledger(url).status().workers[0].rate <= 1 / 0.03
+        assert fastpipe.leases.Ledger(url).status().workers[0].rate <= 1 / 0.03
 
 
 def test_other_workers_take_over_from_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +459,7 @@ def test_other_workers_take_over_from_a_slow_one(tmp_path: Path, monkeypatch: py
         assert not thread.is_alive()
     assert counted(url) == batches
     # If the slow worker had to read its whole lease first, it and the others would wait for each other.
-    (slow,) = (worker for worker in fastpipe.Ledger(url).status().workers if worker.worker == "w3")
+    (slow,) = (worker for worker in fastpipe.leases.Ledger(url).status().workers if worker.worker == "w3")
     assert 1 <= slow.batches <= batches // 20
 
 
@@ -480,7 +485,7 @@ def test_a_name_taken_over_during_an_exchange(url: str, monkeypatch: pytest.Monk
             return uses(new)
 
     assert in_thread(take_over) == [(step, step) for step in range(BATCHES)]
-    with pytest.raises(fastpipe.StateError, match="has taken the name 'pod'"):
+    with pytest.raises(fastpipe.errors.StateError, match="has taken the name 'pod'"):
         list(old)
     old.close()
     assert counted(url) == BATCHES

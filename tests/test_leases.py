@@ -41,7 +41,9 @@ def reader(**options: Any) -> fastpipe.Reader:
     return fastpipe.from_arrays({"id": np.arange(ROWS)}, **chosen)
 
 
-def used(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[fastpipe.StepOfEpoch, list[int]]]:
+def used(
+    worker: fastpipe.leases.LeaseWorker, most: int | None = None
+) -> list[tuple[fastpipe.leases.StepOfEpoch, list[int]]]:
     """Uses and commits batches, at most `most` of them."""
     found = []
     for batch in worker:
@@ -79,7 +81,7 @@ def test_workers_share_the_batches(url: str) -> None:
     together([threading.Thread(target=work, args=(f"w{i}",)) for i in range(4)])
     # Near the end a second copy may use a batch again, but never with other rows.
     assert dict(found) == expected(2)
-    status = fastpipe.Ledger(url).status()
+    status = fastpipe.leases.Ledger(url).status()
     assert status.finished
     assert sum(worker.batches for worker in status.workers) == 80
     assert sum(worker.rows for worker in status.workers) == 2 * ROWS
@@ -108,7 +110,7 @@ def test_an_expired_lease_goes_to_others_and_its_commit_is_refused(url: str) -> 
             rest = used(quick)
     assert len(rest) == 39
     with pytest.raises(
-        fastpipe.StaleLeaseError, match=r"batch 1 of epoch 0 was refused: the lease of 'slow'"
+        fastpipe.errors.StaleLeaseError, match=r"batch 1 of epoch 0 was refused: the lease of 'slow'"
     ) as caught:
         slow.commit(wait=True)
     assert (caught.value.worker, caught.value.epoch, caught.value.start, caught.value.stop) == ("slow", 0, 1, 2)
@@ -116,7 +118,7 @@ def test_an_expired_lease_goes_to_others_and_its_commit_is_refused(url: str) -> 
     assert list(slow) == []
     assert slow.finished
     slow.close()
-    assert {worker.worker: worker.batches for worker in fastpipe.Ledger(url).status().workers} == {
+    assert {worker.worker: worker.batches for worker in fastpipe.leases.Ledger(url).status().workers} == {
         "slow": 1,
         "quick": 39,
     }
@@ -127,7 +129,7 @@ def test_a_straggler_gets_a_second_copy_and_the_first_commit_wins(url: str) -> N
     next(slow)
     with reader().lease(url, worker="quick", stretch=40) as quick:
         assert dict(used(quick)) == expected()
-    with pytest.raises(fastpipe.StaleLeaseError):
+    with pytest.raises(fastpipe.errors.StaleLeaseError):
         slow.commit(wait=True)
     slow.close()
 
@@ -158,7 +160,9 @@ def test_a_returning_name_recovers_its_leases(url: str) -> None:
     next(old)
     with reader().lease(url, worker="pod", stretch=40, copies=False) as new:
         assert len(used(new)) == 40
-    with pytest.raises(fastpipe.StateError, match="another worker of the job 'default' has taken the name 'pod'"):
+    with pytest.raises(
+        fastpipe.errors.StateError, match="another worker of the job 'default' has taken the name 'pod'"
+    ):
         old.commit(wait=True)
     old.close()
 
@@ -198,7 +202,7 @@ def test_rare_commits_need_another_loop(url: str) -> None:
 
 
 def test_checkpoints_restore_a_ledger(url: str) -> None:
-    ledger = fastpipe.Ledger(url)
+    ledger = fastpipe.leases.Ledger(url)
     with reader(epochs=2).lease(url, worker="a", stretch=8) as worker:
         first = used(worker, 11)
         checkpoint = json.loads(json.dumps(worker.checkpoint()))
@@ -209,7 +213,7 @@ def test_checkpoints_restore_a_ledger(url: str) -> None:
             # Its lease may be from before the restore.
             try:
                 used(worker)
-            except fastpipe.StaleLeaseError:
+            except fastpipe.errors.StaleLeaseError:
                 refused += 1
         assert refused >= 1
     assert ledger.status().finished
@@ -226,12 +230,16 @@ def test_checkpoints_restore_a_ledger(url: str) -> None:
     ("damage", "error", "match"),
     [
         (lambda c: [], TypeError, "checkpoint must be a dict returned by checkpoint"),
-        (lambda c: c | {"version": 9}, fastpipe.StateError, "has version 9; the supported version is 1"),
-        (lambda c: c | {"job": "other"}, fastpipe.StateError, "belong to the job 'default': its job is 'other'"),
-        (lambda c: c | {"batches": 9}, fastpipe.StateError, "its batches is 9, but 40 in the ledger"),
-        (lambda c: {k: v for k, v in c.items() if k != "epochs"}, fastpipe.StateError, "damaged: KeyError"),
-        (lambda c: c | {"epochs": {"0": [99] * 5}}, fastpipe.StateError, "damaged: the batches of epoch 0"),
-        (lambda c: c | {"epochs": {"7": [0, 8, 16, 24, 32]}}, fastpipe.StateError, "damaged: the batches of epoch 7"),
+        (lambda c: c | {"version": 9}, fastpipe.errors.StateError, "has version 9; the supported version is 1"),
+        (lambda c: c | {"job": "other"}, fastpipe.errors.StateError, "belong to the job 'default': its job is 'other'"),
+        (lambda c: c | {"batches": 9}, fastpipe.errors.StateError, "its batches is 9, but 40 in the ledger"),
+        (lambda c: {k: v for k, v in c.items() if k != "epochs"}, fastpipe.errors.StateError, "damaged: KeyError"),
+        (lambda c: c | {"epochs": {"0": [99] * 5}}, fastpipe.errors.StateError, "damaged: the batches of epoch 0"),
+        (
+            lambda c: c | {"epochs": {"7": [0, 8, 16, 24, 32]}},
+            fastpipe.errors.StateError,
+            "damaged: the batches of epoch 7",
+        ),
     ],
 )
 def test_wrong_checkpoints_change_nothing(tmp_path: Path, damage: Any, error: type[Exception], match: str) -> None:
@@ -240,8 +248,8 @@ def test_wrong_checkpoints_change_nothing(tmp_path: Path, damage: Any, error: ty
         used(worker, 3)
         checkpoint = worker.checkpoint()
     with pytest.raises(error, match=match):
-        fastpipe.Ledger(url).restore(damage(checkpoint))
-    assert fastpipe.Ledger(url).checkpoint() == checkpoint
+        fastpipe.leases.Ledger(url).restore(damage(checkpoint))
+    assert fastpipe.leases.Ledger(url).checkpoint() == checkpoint
 
 
 @pytest.mark.parametrize(
@@ -263,7 +271,7 @@ def test_wrong_checkpoints_change_nothing(tmp_path: Path, damage: Any, error: ty
         ({"batch_size": 500, "drop_last": True}, {}, ValueError, "there are no batches to lease"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 def test_wrong_arguments(
     tmp_path: Path, options: dict[str, Any], arguments: dict[str, Any], error: type[Exception], match: str
 ) -> None:
@@ -284,15 +292,17 @@ def test_wrong_arguments(
 def test_another_job_with_the_same_name_is_rejected(url: str, other: dict[str, Any], match: str) -> None:
     with reader().lease(url):
         pass
-    with pytest.raises(fastpipe.StateError, match=match):
+    with pytest.raises(fastpipe.errors.StateError, match=match):
         reader(**other).lease(url)
     with reader(**other).lease(url, job="another") as worker:
         assert worker.job == "another"
-    assert fastpipe.Ledger(url).jobs() == ["default", "another"]
-    with pytest.raises(fastpipe.StateError, match=r"choose one with job=\.\.\.: it contains 'default', 'another'"):
-        fastpipe.Ledger(url).status()
-    with pytest.raises(fastpipe.StateError, match="the ledger has no job 'third'"):
-        fastpipe.Ledger(url, "third").status()
+    assert fastpipe.leases.Ledger(url).jobs() == ["default", "another"]
+    with pytest.raises(
+        fastpipe.errors.StateError, match=r"choose one with job=\.\.\.: it contains 'default', 'another'"
+    ):
+        fastpipe.leases.Ledger(url).status()
+    with pytest.raises(fastpipe.errors.StateError, match="the ledger has no job 'third'"):
+        fastpipe.leases.Ledger(url, "third").status()
 
 
 def test_workers_without_a_name_get_one(url: str) -> None:
@@ -307,7 +317,7 @@ def test_using_a_closed_worker_is_an_error(url: str) -> None:
     worker.close()
     worker.close()
     for act in (worker.commit, lambda: next(worker)):
-        with pytest.raises(fastpipe.PassClosedError, match="the worker was closed"):
+        with pytest.raises(fastpipe.errors.PassClosedError, match="the worker was closed"):
             act()
 
 
@@ -322,7 +332,7 @@ def test_a_dropped_worker_releases_its_leases(url: str) -> None:
 def _draw_in_child(worker: Any, results: Any) -> None:
     try:
         next(worker)
-    except fastpipe.PassClosedError as error:
+    except fastpipe.errors.PassClosedError as error:
         results.put(str(error))
 
 
@@ -340,15 +350,15 @@ def test_a_forked_child_cannot_draw(url: str) -> None:
 
 def test_an_unavailable_database(tmp_path: Path) -> None:
     nobody = f"postgresql://user:secret@127.0.0.1:{servers.free_port()}/none"
-    with pytest.raises(fastpipe.LedgerError, match=r"the ledger postgresql://user@127\.0\.0\.1") as caught:
+    with pytest.raises(fastpipe.errors.LedgerError, match=r"the ledger postgresql://user@127\.0\.0\.1") as caught:
         reader().lease(nobody, patience=0.2)
     assert "secret" not in str(caught.value)
-    with pytest.raises(fastpipe.MissingFileError, match=r"the ledger .*none\.db does not exist: reader"):
-        fastpipe.Ledger(f"sqlite:///{tmp_path}/none.db").status()
-    with pytest.raises(fastpipe.LedgerError, match="its folder must exist"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match=r"the ledger .*none\.db does not exist: reader"):
+        fastpipe.leases.Ledger(f"sqlite:///{tmp_path}/none.db").status()
+    with pytest.raises(fastpipe.errors.LedgerError, match="its folder must exist"):
         reader().lease(f"sqlite:///{tmp_path}/no/folder.db", patience=0.2)
     (tmp_path / "text.db").write_text("this is no database of SQLite" * 99)
-    with pytest.raises(fastpipe.LedgerError, match="the file is not an SQLite database"):
+    with pytest.raises(fastpipe.errors.LedgerError, match="the file is not an SQLite database"):
         reader().lease(f"sqlite:///{tmp_path}/text.db")
 
 
@@ -358,7 +368,7 @@ def test_a_worker_whose_patience_ends(tmp_path: Path) -> None:
     next(worker)
     blocker = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    with pytest.raises(fastpipe.LedgerError, match="retried for 0 seconds, this worker's patience"):
+    with pytest.raises(fastpipe.errors.LedgerError, match="retried for 0 seconds, this worker's patience"):
         worker.commit(wait=True)
     blocker.execute("ROLLBACK")
     blocker.close()
@@ -372,7 +382,9 @@ def test_a_ledger_of_another_version(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "ledger.db") as connection:
         connection.execute("UPDATE fastpipe_schema SET version = 9")
     connection.close()
-    with pytest.raises(fastpipe.UnsupportedError, match="the ledger has version 9, and this fastpipe uses version 2"):
+    with pytest.raises(
+        fastpipe.errors.UnsupportedError, match="the ledger has version 9, and this fastpipe uses version 2"
+    ):
         reader().lease(url)
 
 

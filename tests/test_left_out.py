@@ -31,8 +31,8 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         table = {"id": np.arange(ROWS)}
         return lambda **options: fastpipe.from_arrays(table, **options)
     ids = np.arange(100)
-    positives = fastpipe.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
-    return lambda **options: fastpipe.read_interactions(positives, negatives=1, **{"shuffle": False, **options})
+    positives = fastpipe.recsys.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
+    return lambda **options: fastpipe.recsys.read_interactions(positives, negatives=1, **{"shuffle": False, **options})
 
 
 def yielded(reader: fastpipe.Reader) -> int:
@@ -54,23 +54,23 @@ def test_ranks_without_a_batch_are_rejected(make: Make, shuffle: bool, shared: b
     with pytest.raises(ValueError, match="would leave every rank without a batch") as error:
         ranks(8, batch_size=64)
     text = str(error.value)
-    assert text.startswith('200 rows make 4 batches of batch_size=64, and there are 8 ranks: uneven="drop"')
+    assert text.startswith('200 rows make 4 batches of batch_size=64, and there are 8 ranks: on_uneven="drop"')
     assert re.findall(r"(?:Use one of: |; )(\S+)", text) == [
-        'uneven="pad",',
-        'uneven="allow",',
+        'on_uneven="pad",',
+        'on_uneven="allow",',
         "world_size=4",
         "batch_size=25",
     ]
     # Each option that the message suggests works.
     for world, options in [
-        (8, {"batch_size": 64, "uneven": "pad"}),
-        (8, {"batch_size": 64, "uneven": "allow"}),
+        (8, {"batch_size": 64, "on_uneven": "pad"}),
+        (8, {"batch_size": 64, "on_uneven": "allow"}),
         (4, {"batch_size": 64}),
         (8, {"batch_size": 25}),
     ]:
         readers = ranks(world, **options)
         assert sum(map(yielded, readers)) == ROWS
-        assert all(map(len, readers)) or options.get("uneven") == "allow"
+        assert all(map(len, readers)) or options.get("on_uneven") == "allow"
 
 
 def test_rows_dropped_by_drop_last_are_named(make: Make) -> None:
@@ -89,7 +89,7 @@ def test_ranks_with_separate_blocks(tmp_path: Path, shuffle: Any) -> None:
     with pytest.raises(ValueError, match="no rank's blocks have the rows of a batch") as error:
         data.read(batch_size=40 + 1, **options)
     assert "batch_size=40 or less; drop_last=False" in str(error.value)
-    assert "uneven=" not in str(error.value).partition("Use one of")[2], "ranks would be empty with it as well"
+    assert "on_uneven=" not in str(error.value).partition("Use one of")[2], "ranks would be empty with it as well"
     assert len(data.read(batch_size=40, **options)) == 1
     assert len(data.read(batch_size=40, **options | {"shard_by": "batch"})) == 1
 
@@ -111,19 +111,19 @@ def test_no_rows_are_not_an_error(tmp_path: Path) -> None:
         (
             {"batch_size": 58, "world_size": 3},
             26,
-            r'26 of 200 rows \(13%\).*world_size=3, uneven="drop".*"pad" or "allow"',
+            r'26 of 200 rows \(13%\).*world_size=3, on_uneven="drop".*"pad" or "allow"',
         ),
         ({"batch_size": 60, "drop_last": True}, 20, None),
         ({"batch_size": 112}, 0, None),
-        ({"batch_size": 58, "world_size": 3, "uneven": "pad"}, 0, None),
-        ({"batch_size": 112, "world_size": 1, "drop_last": True, "uneven": "allow"}, 88, "88 of 200"),
+        ({"batch_size": 58, "world_size": 3, "on_uneven": "pad"}, 0, None),
+        ({"batch_size": 112, "world_size": 1, "drop_last": True, "on_uneven": "allow"}, 88, "88 of 200"),
     ],
 )
 def test_leaving_out_over_a_tenth_warns_once(make: Make, options: dict[str, Any], left_out: int, words: Any) -> None:
     if not words:
         reader = make(**options)  # Warnings are errors.
     else:
-        with pytest.warns(fastpipe.RowsLeftOutWarning, match=words) as warned:
+        with pytest.warns(fastpipe.errors.RowsLeftOutWarning, match=words) as warned:
             reader = make(**options)
         (warning,) = warned
         assert warning.filename in (__file__, samples.__file__), "the warning must point to the caller's line"
@@ -135,13 +135,13 @@ def test_leaving_out_over_a_tenth_warns_once(make: Make, options: dict[str, Any]
         again = pickle.loads(pickle.dumps(reader))
         assert len(list(again)) == len(list(reader)) == len(reader)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fastpipe.RowsLeftOutWarning)
+        warnings.simplefilter("ignore", fastpipe.errors.RowsLeftOutWarning)
         rest = [make(**options | {"rank": rank}) for rank in range(1, world)]
     assert sum(map(yielded, [again, *rest])) == ROWS - left_out
 
 
 def test_shards_warn_as_well(make: Make) -> None:
     whole = make(batch_size=58)
-    with pytest.warns(fastpipe.RowsLeftOutWarning, match="26 of 200") as warned:
+    with pytest.warns(fastpipe.errors.RowsLeftOutWarning, match="26 of 200") as warned:
         whole.shard(3, 0)
     assert [warning.filename for warning in warned] == [__file__]

@@ -40,7 +40,7 @@ def read(rows: int = 5000, **options: Any) -> fastpipe.Reader:
     return rows_of(rows, 7, **options)
 
 
-def server_of(service: fastpipe.LocalService | str) -> psutil.Process:
+def server_of(service: fastpipe.service.LocalService | str) -> psutil.Process:
     """Returns the server of a service, or of the text of a service."""
     return psutil.Process(int(str(service).rsplit("pid ", 1)[1].rstrip()[:-1]))
 
@@ -50,9 +50,9 @@ def server_of(service: fastpipe.LocalService | str) -> psutil.Process:
 
 FORMS: dict[str, dict[str, Any]] = {
     "dense": {"vector": fastpipe.DenseSpec((3,), "float32")},
-    "text": {"note": fastpipe.DenseSpec((), "string", nulls="mask"), "words": fastpipe.RaggedSpec((None,), "string")},
+    "text": {"note": fastpipe.DenseSpec((), "string", on_null="mask"), "words": fastpipe.RaggedSpec((None,), "string")},
     "ragged": {"items": fastpipe.RaggedSpec((None,), "int32")},
-    "masked": {"score": fastpipe.DenseSpec((), "float64", nulls="mask")},
+    "masked": {"score": fastpipe.DenseSpec((), "float64", on_null="mask")},
     "coo": {"terms": fastpipe.SparseSpec((8,), "float32")},
     "csr": {"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")},
     "all": samples.FEATURES,
@@ -69,7 +69,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 def test_every_form_of_batch(data: Data, features: dict[str, Any]) -> None:
     pa = pytest.importorskip("pyarrow")
     options = {"features": features, **order_of(True)}
-    with fastpipe.LocalService(data.read(**options)) as remote:
+    with fastpipe.service.LocalService(data.read(**options)) as remote:
         local = data.read(**options)
         kept = list(remote)
         assert len(kept) == 9
@@ -82,25 +82,25 @@ def test_every_form_of_batch(data: Data, features: dict[str, Any]) -> None:
         assert samples.digests(kept) == digests(data.read(**options))
 
 
-@pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
-def test_ranks_of_every_form(data: Data, uneven: str) -> None:
-    options = {**order_of(True), "uneven": uneven, "world_size": 2}
+@pytest.mark.parametrize("on_uneven", ["drop", "pad", "allow"])
+def test_ranks_of_every_form(data: Data, on_uneven: str) -> None:
+    options = {**order_of(True), "on_uneven": on_uneven, "world_size": 2}
     with (
-        fastpipe.LocalService(data.read(**options, rank=0)) as first,
-        fastpipe.LocalService(data.read(**options, rank=0), rank=1, world_size=2) as second,
+        fastpipe.service.LocalService(data.read(**options, rank=0)) as first,
+        fastpipe.service.LocalService(data.read(**options, rank=0), rank=1, world_size=2) as second,
     ):
         for rank, remote in enumerate((first, second)):
             local = data.read(**options, rank=rank)
-            assert ("valid" in local.batch_at(0)) == (uneven == "pad")
+            assert ("valid" in local.batch_at(0)) == (on_uneven == "pad")
             assert digests(remote) == digests(local)
             assert digests([remote.batch_at(2)]) == digests([local.batch_at(2)])
     with pytest.raises(ValueError, match="rank"):
-        fastpipe.LocalService(read(), rank=3, world_size=3).start()
+        fastpipe.service.LocalService(read(), rank=3, world_size=3).start()
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64])
 def test_few_rows(rows: int) -> None:
-    with fastpipe.LocalService(read(rows)) as remote:
+    with fastpipe.service.LocalService(read(rows)) as remote:
         assert ids(remote) == ids(read(rows))
 
 
@@ -111,7 +111,7 @@ def test_empty_and_large_batches() -> None:
     empty = fastpipe.from_arrays({"id": np.arange(5), **arrays}, batch_size=1)
     large = fastpipe.from_arrow(pa.table({"text": ["x" * (3 << 20), "", "y"]}), batch_size=1)
     for reader in (empty, large):
-        with fastpipe.LocalService(reader) as remote:
+        with fastpipe.service.LocalService(reader) as remote:
             check_states(reader, remote)
 
 
@@ -125,7 +125,7 @@ def mapped_at(address: int) -> str:
 
 
 def test_arrays_are_in_shared_memory() -> None:
-    with fastpipe.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as remote:
         batch = next(iter(remote))
         address = batch["x"].__array_interface__["data"][0]
         # Other mappings at the same time may hide a line, or show it twice.
@@ -138,7 +138,7 @@ def test_arrays_are_in_shared_memory() -> None:
 
 def test_several_passes_at_once() -> None:
     found: list[list[list[int]]] = []
-    with fastpipe.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as remote:
         others = [pickle.loads(pickle.dumps(remote)) for _ in range(3)]
         together(threading.Thread(target=lambda of=of: found.append(ids(of))) for of in others)
     assert found == [ids(read())] * 3
@@ -168,21 +168,21 @@ def test_errors_of_data_have_the_local_place(tmp_path: Path) -> None:
 
     expected = ended(reader)
     reader.set_epoch(0)
-    with fastpipe.LocalService(reader) as remote:
+    with fastpipe.service.LocalService(reader) as remote:
         assert ended(remote) == expected
 
 
 def test_wrong_arguments_and_closed_services() -> None:
-    with pytest.raises(fastpipe.UnsupportedError, match="let the client make"):
-        fastpipe.LocalService(fastpipe.rebatch(read(), 32))  # type: ignore[arg-type]
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="let the client make"):
+        fastpipe.service.LocalService(fastpipe.rebatch(read(), 32))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
-        fastpipe.LocalService([1, 2])  # type: ignore[arg-type]
+        fastpipe.service.LocalService([1, 2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout"):
-        fastpipe.LocalService(read(), timeout=0)
-    service = fastpipe.LocalService(read(MANY), prefetch=2)
+        fastpipe.service.LocalService(read(), timeout=0)
+    service = fastpipe.service.LocalService(read(MANY), prefetch=2)
     assert "not started" in repr(service)
     remote = service.start()
-    with pytest.raises(fastpipe.ServiceError, match="make another"):
+    with pytest.raises(fastpipe.errors.ServiceError, match="make another"):
         service.start()
     passing = iter(remote)
     next(passing)
@@ -190,15 +190,15 @@ def test_wrong_arguments_and_closed_services() -> None:
         service.close()
     assert "closed" in repr(service)
     # The message depends on whether the pass was waiting for an answer or makes another request.
-    with pytest.raises(fastpipe.ServiceError, match=r"has ended|is closed"):
+    with pytest.raises(fastpipe.errors.ServiceError, match=r"has ended|is closed"):
         list(passing)
-    with pytest.raises(fastpipe.ServiceError, match="closed"):
+    with pytest.raises(fastpipe.errors.ServiceError, match="closed"):
         next(iter(remote))
 
 
 @pytest.mark.parametrize("fallback", [False, True])
 def test_a_server_that_is_killed(fallback: bool) -> None:
-    service = fastpipe.LocalService(read(MANY), fallback=fallback, prefetch=2, timeout=LONG)
+    service = fastpipe.service.LocalService(read(MANY), fallback=fallback, prefetch=2, timeout=LONG)
     with service as remote:
         batches = iter(remote)
         found = ids([next(batches) for _ in range(5)])
@@ -210,7 +210,7 @@ def test_a_server_that_is_killed(fallback: bool) -> None:
             second.set_epoch(1)
             assert ids(remote) == ids(second), "the next epoch, too"
         else:
-            with pytest.raises(fastpipe.ServiceError, match="has ended"):
+            with pytest.raises(fastpipe.errors.ServiceError, match="has ended"):
                 list(batches)
             local = read(MANY)
             local.load_state_dict(remote.state_dict())
@@ -222,13 +222,13 @@ def test_a_server_that_is_killed(fallback: bool) -> None:
 
 def test_a_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     connect_patiently(monkeypatch)
-    service = fastpipe.LocalService(read(MANY), timeout=1.0, prefetch=2)
+    service = fastpipe.service.LocalService(read(MANY), timeout=1.0, prefetch=2)
     with service as remote:
         batches = iter(remote)
         next(batches)
         server_of(service).suspend()
         begun = time.monotonic()
-        with pytest.raises(fastpipe.ServiceError, match="local"):
+        with pytest.raises(fastpipe.errors.ServiceError, match="local"):
             list(batches)
     # The default is 30 seconds.
     assert time.monotonic() - begun < 29
@@ -239,7 +239,7 @@ def test_a_reader_that_cannot_be_opened_there(tmp_path: Path) -> None:
     reader = data.read(batch_size=32)
     Path(data.paths[0]).unlink()
     with pytest.raises(fastpipe.FastpipeError, match=Path(data.paths[0]).name):
-        fastpipe.LocalService(reader).start()
+        fastpipe.service.LocalService(reader).start()
 
 
 class Unpicklable(dict[str, int]):
@@ -258,14 +258,14 @@ def test_the_error_of_a_reader_that_cannot_be_pickled_says_why(monkeypatch: pyte
         reader = read(500)
         monkeypatch.setattr(reader, "_progress", Unpicklable(error))
         with pytest.raises(kind, match=r"no memory left|can be pickled: broken"):
-            fastpipe.LocalService(reader).start()
+            fastpipe.service.LocalService(reader).start()
 
 
 # Memory, files and threads.
 
 
 def test_closed_passes_keep_no_memory() -> None:
-    service = fastpipe.LocalService(read(200_000, batch_size=4096))
+    service = fastpipe.service.LocalService(read(200_000, batch_size=4096))
     with service as remote:
         server = server_of(service)
         memory = next(file for file in Path(f"/proc/{server.pid}/fd").iterdir() if "memfd" in os.readlink(file))
@@ -306,12 +306,12 @@ def test_passes_that_end_in_errors_keep_no_memory(tmp_path: Path, fallback: bool
     gc.collect()
     before = mapped()
     for _ in range(5):
-        service = fastpipe.LocalService(reader, fallback=fallback)
+        service = fastpipe.service.LocalService(reader, fallback=fallback)
         with service as remote:
             assert mapped() > before
             if fallback:
                 server_of(service).kill()
-            with pytest.raises(fastpipe.MalformedFileError):
+            with pytest.raises(fastpipe.errors.MalformedFileError):
                 list(remote)
         del remote, service
     gc.collect()
@@ -320,14 +320,14 @@ def test_passes_that_end_in_errors_keep_no_memory(tmp_path: Path, fallback: bool
 
 
 def test_nothing_is_left() -> None:
-    with fastpipe.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as remote:
         list(remote)
     # The reader keeps a thread.
     del remote
     gc.collect()
     assert wait_until(lambda: "fastpipe-watch" not in names(), SOON)
     before, threads = descriptors(), names()
-    service = fastpipe.LocalService(read())
+    service = fastpipe.service.LocalService(read())
     with service as remote:
         server = server_of(service)
         list(remote)
@@ -344,7 +344,7 @@ def test_nothing_is_left() -> None:
 READ = """
 import fastpipe, numpy as np, os, signal, sys, time
 reader = fastpipe.from_arrays({"id": np.arange(1000)}, batch_size=100, shuffle=True, seed=1)
-service = fastpipe.LocalService(reader)
+service = fastpipe.service.LocalService(reader)
 """
 
 
@@ -383,7 +383,7 @@ class Numbers:
     def read(self, unit): return pa.table({"id": [unit] * 3}, schema=self.schema)
     def fingerprint(self): return "numbers"
 if __name__ == "__main__":
-    service = fastpipe.LocalService(fastpipe.read_units(Numbers(), batch_size=2))
+    service = fastpipe.service.LocalService(fastpipe.read_units(Numbers(), batch_size=2))
 """
 PRINT = "    with service as remote: print(sum(len(batch['id']) for batch in remote))"
 
@@ -410,7 +410,7 @@ def test_ctrl_c_interrupts_only_the_program(tmp_path: Path) -> None:
 
 @apart
 def test_a_forked_child_reads_from_it() -> None:
-    with fastpipe.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as remote:
         first = ids([next(iter(remote))])
         remote.set_epoch(0)
         child = os.fork()
@@ -426,10 +426,10 @@ def test_another_process_cannot_use_its_readers() -> None:
         reader = pickle.loads(bytes.fromhex(sys.argv[1]))
         try:
             list(reader)
-        except fastpipe.ServiceError as error:
+        except fastpipe.errors.ServiceError as error:
             print(error)
     """
-    with fastpipe.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as remote:
         (printed,) = outputs(run(script, pickle.dumps(remote).hex()))
     assert "another process's" in printed
 
@@ -446,10 +446,10 @@ LIMITED = """
         allowed += psutil.Process().memory_info().vms
     resource.setrlimit(kind, (allowed, resource.RLIM_INFINITY))
     try:
-        with fastpipe.LocalService(reader, timeout=60) as remote:
+        with fastpipe.service.LocalService(reader, timeout=60) as remote:
             assert sum(len(batch["id"]) for batch in remote) == 200_000
         print("read")
-    except (MemoryError, fastpipe.ServiceError):
+    except (MemoryError, fastpipe.errors.ServiceError):
         print("refused")
     except (OSError, ImportError, RuntimeError) as error:
         # Python's errors if it has no memory for a process, a module or a thread.

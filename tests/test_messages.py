@@ -88,7 +88,7 @@ FORMS: dict[str, Callable[[list[bytes]], Any]] = {
 def test_buffers_of_messages(form: str) -> None:
     rows = users(50)
     messages = FORMS[form]([datum(USER, row) for row in rows])
-    batch = fastpipe.decode_messages(messages, USER)
+    batch = fastpipe.avro.decode_messages(messages, USER)
     assert listed(batch) == columns(rows)
     assert batch["id"].dtype == np.int64
 
@@ -97,15 +97,15 @@ def test_buffers_of_messages(form: str) -> None:
 def test_schema_arguments(given: Any) -> None:
     rows = users(3)
     messages = [datum(USER, row) for row in rows]
-    assert listed(fastpipe.decode_messages(messages, given)) == columns(rows)
+    assert listed(fastpipe.avro.decode_messages(messages, given)) == columns(rows)
 
 
 def test_schemas_other_than_records() -> None:
-    assert listed(fastpipe.decode_messages([b"\x02", b"\x01"], "long")) == {"value": [1, -1]}
-    assert listed(fastpipe.decode_messages([b"\x02"], '"long"')) == {"value": [1]}
+    assert listed(fastpipe.avro.decode_messages([b"\x02", b"\x01"], "long")) == {"value": [1, -1]}
+    assert listed(fastpipe.avro.decode_messages([b"\x02"], '"long"')) == {"value": [1]}
     union = ["null", "long"]
-    assert listed(fastpipe.decode_messages([b"\x02\x02", b"\x00"], union)) == {"value": [1, None]}
-    assert listed(fastpipe.decode_messages([b"", b""], "null"))["value"] is not None
+    assert listed(fastpipe.avro.decode_messages([b"\x02\x02", b"\x00"], union)) == {"value": [1, None]}
+    assert listed(fastpipe.avro.decode_messages([b"", b""], "null"))["value"] is not None
 
 
 @hypothesis.settings(max_examples=SOME)
@@ -125,7 +125,7 @@ def test_any_schema(schema: Any, seed: int, count: int, framing: Any) -> None:
     elif framing == "registry":
         messages = [struct.pack(">bI", 0, 77) + message for message in messages]
         given = {77: text}
-    decoder = fastpipe.MessageDecoder(given, framing=framing)
+    decoder = fastpipe.avro.MessageDecoder(given, framing=framing)
     found = decoder(messages)
     file = wire.header(text) + wire.stored(count, b"".join(oracle.encode(root, r, rng) for r in records))
     (expected,) = fastpipe.read_avro(file, features=decoder.features, batch_size=count)
@@ -139,7 +139,7 @@ def test_any_schema(schema: Any, seed: int, count: int, framing: Any) -> None:
     if len(messages[at]) > 0:
         cut = messages[at][: rng.randrange(len(messages[at]))]
         for bad in (cut, messages[at] + b"\x00"):
-            with pytest.raises(fastpipe.MalformedFileError) as error:
+            with pytest.raises(fastpipe.errors.MalformedFileError) as error:
                 decoder([*messages[:at], bad, *messages[at:]])
             assert error.value.record == at
             assert error.value.offset is not None
@@ -156,7 +156,7 @@ def test_single_objects(schema: Any) -> None:
     if isinstance(schema, dict):
         record = [1, 2] if schema["type"] == "array" else {**later(users(1)[0]), "x": b"b"}
     messages = [single(schema, record)] * 3
-    decoder = fastpipe.MessageDecoder(form, framing="single-object")
+    decoder = fastpipe.avro.MessageDecoder(form, framing="single-object")
     assert {len(oracle.rows(value)) for value in decoder(messages).values()} <= {3}
 
 
@@ -173,34 +173,34 @@ def test_fingerprints_match_the_specification() -> None:
         body = {"null": b"", "int": b"\x02", "string": b"\x00"}.get(str(schema))
         if body is None:
             body = b"\x00" if "symbols" in schema else bytes(15)
-        fastpipe.decode_messages([message + body], schema, framing="single-object")
+        fastpipe.avro.decode_messages([message + body], schema, framing="single-object")
 
 
 @pytest.mark.parametrize("give", [list, tuple, lambda all: {str(i): s for i, s in enumerate(all)}])
 def test_several_schemas_of_single_objects(give: Callable[[list[Any]], Any]) -> None:
     rows = users(200)
     messages = [single(LATER, later(row)) if row["id"] % 3 else single(USER, row) for row in rows]
-    batch = fastpipe.decode_messages(messages, give([USER, LATER]), framing="single-object")
+    batch = fastpipe.avro.decode_messages(messages, give([USER, LATER]), framing="single-object")
     assert listed(batch) == columns(rows)
     assert batch["scores"].values.dtype == np.float32
-    both = fastpipe.decode_messages(messages, give([LATER, USER]), columns=["id"], framing="single-object")
+    both = fastpipe.avro.decode_messages(messages, give([LATER, USER]), columns=["id"], framing="single-object")
     assert both["id"].dtype == np.int32
-    with pytest.raises(fastpipe.SchemaError, match="more"):
-        fastpipe.decode_messages(messages, give([LATER, USER]), framing="single-object")
+    with pytest.raises(fastpipe.errors.SchemaError, match="more"):
+        fastpipe.avro.decode_messages(messages, give([LATER, USER]), framing="single-object")
 
 
 def test_a_registry() -> None:
     rows = users(100)
     messages = [registered(9, LATER, later(row)) if row["id"] % 3 else registered(2**32 - 1, USER, row) for row in rows]
     schemas = {2**32 - 1: USER, 9: json.dumps(LATER)}
-    assert listed(fastpipe.decode_messages(messages, schemas, framing="registry")) == columns(rows)
+    assert listed(fastpipe.avro.decode_messages(messages, schemas, framing="registry")) == columns(rows)
     asked: list[int] = []
 
     def find(number: int) -> Any:
         asked.append(number)
         return schemas[number]
 
-    decoder = fastpipe.MessageDecoder(find, framing="registry")
+    decoder = fastpipe.avro.MessageDecoder(find, framing="registry")
     with pytest.raises(ValueError, match="decode a message first"):
         decoder([])
     with pytest.raises(ValueError, match="decode a message first"):
@@ -221,7 +221,7 @@ def test_many_threads_look_a_schema_up_once() -> None:
         asked.append(number)
         return USER
 
-    decoder = fastpipe.MessageDecoder(find, framing="registry")
+    decoder = fastpipe.avro.MessageDecoder(find, framing="registry")
     messages = [registered(1 + i % 5, USER, row) for i, row in enumerate(users(50))]
     found: list[Any] = []
     together([threading.Thread(target=lambda: found.append(listed(decoder(messages)))) for _ in range(8)])
@@ -232,15 +232,15 @@ def test_many_threads_look_a_schema_up_once() -> None:
 def test_any_number_of_threads_decodes_the_same() -> None:
     rows = users(20_000)
     messages = [datum(USER, row) for row in rows]
-    one = listed(fastpipe.MessageDecoder(USER, num_threads=1)(messages))
+    one = listed(fastpipe.avro.MessageDecoder(USER, num_threads=1)(messages))
     assert one == columns(rows)
     for threads in (2, 7):
-        assert listed(fastpipe.MessageDecoder(USER, num_threads=threads)(messages)) == one
+        assert listed(fastpipe.avro.MessageDecoder(USER, num_threads=threads)(messages)) == one
     # The error reports the first malformed message, regardless of which thread finds one.
     for number in (19_999, 12_345, 7, 12):
         messages[number] = messages[number][:-1]
-        with pytest.raises(fastpipe.MalformedFileError) as error:
-            fastpipe.MessageDecoder(USER, num_threads=4)(messages)
+        with pytest.raises(fastpipe.errors.MalformedFileError) as error:
+            fastpipe.avro.MessageDecoder(USER, num_threads=4)(messages)
         assert error.value.record == min(number, 7 if number == 12 else number)
 
 
@@ -251,14 +251,14 @@ def test_specs() -> None:
     }
     rows = users(5)
     messages = [datum(USER, row) for row in rows]
-    batch = fastpipe.decode_messages(messages, USER, features=features)
+    batch = fastpipe.avro.decode_messages(messages, USER, features=features)
     assert batch["scores"].tolist() == [(row["scores"] + [-1.0, -1.0])[:2] for row in rows]
     assert batch["who"].to_list() == [row["name"].encode() for row in rows]
-    with pytest.raises(fastpipe.ShapeError) as error:
-        fastpipe.decode_messages(messages, USER, features={"scores": fastpipe.DenseSpec((2,), "float32")})
+    with pytest.raises(fastpipe.errors.ShapeError) as error:
+        fastpipe.avro.decode_messages(messages, USER, features={"scores": fastpipe.DenseSpec((2,), "float32")})
     assert (error.value.record, error.value.feature) == (0, "scores")
     enum = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
-    decoder = fastpipe.MessageDecoder(enum, features={"value": fastpipe.DenseSpec((), "int8")})
+    decoder = fastpipe.avro.MessageDecoder(enum, features={"value": fastpipe.DenseSpec((), "int8")})
     assert decoder([b"\x02"])["value"].tolist() == [1]
     assert decoder.symbols == {"value": ["A", "B"]}
 
@@ -273,7 +273,7 @@ GOOD = {
 @pytest.mark.parametrize("framing", GOOD)
 def test_errors_of_malformed_messages(framing: Any) -> None:
     good, header = GOOD[framing], {None: 0, "single-object": 10, "registry": 5}[framing]
-    decoder = fastpipe.MessageDecoder({7: USER} if framing == "registry" else USER, framing=framing)
+    decoder = fastpipe.avro.MessageDecoder({7: USER} if framing == "registry" else USER, framing=framing)
     huge = good[:header] + b"\x00\x00" + wire.long(2**62)
     long_text = good[:header] + b"\x00" + wire.long(2**40)
     not_text = good[:header] + b"\x00" + wire.text(b"\xff") + b"\x00"
@@ -287,7 +287,7 @@ def test_errors_of_malformed_messages(framing: Any) -> None:
         "negative": good[:header] + b"\x00" + wire.long(-1),
     }
     for what, message in bad.items():
-        with pytest.raises(fastpipe.MalformedFileError) as error:
+        with pytest.raises(fastpipe.errors.MalformedFileError) as error:
             decoder([good, good, message, good[:header] + b"\x01"])
         assert error.value.record == 2, what
         assert error.value.offset is not None
@@ -299,33 +299,33 @@ def test_errors_of_malformed_messages(framing: Any) -> None:
 
 
 def test_wrong_headers() -> None:
-    decoder = fastpipe.MessageDecoder(USER, framing="single-object")
+    decoder = fastpipe.avro.MessageDecoder(USER, framing="single-object")
     for bad, reason in [
         (b"\xc3\x02" + GOOD["single-object"][2:], "found C3 02"),
         (GOOD["registry"], "expected the marker C3 01"),
         (GOOD["single-object"][:9], "a header of 10 bytes, found a message of 9"),
         (b"\xc3", "found a message of 1"),
     ]:
-        with pytest.raises(fastpipe.MalformedFileError, match=reason):
+        with pytest.raises(fastpipe.errors.MalformedFileError, match=reason):
             decoder([bad])
-    with pytest.raises(fastpipe.SchemaError, match=r"given schemas has the fingerprint [0-9a-f]{16}") as found:
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"given schemas has the fingerprint [0-9a-f]{16}") as found:
         decoder([GOOD["single-object"], single(LATER, later(users(1)[0]))])
     assert (found.value.record, found.value.offset) == (1, 0)
     assert fingerprint(LATER)[::-1].hex() in str(found.value)
-    registry = fastpipe.MessageDecoder({7: USER}, framing="registry")
-    with pytest.raises(fastpipe.MalformedFileError, match="the byte 0"):
+    registry = fastpipe.avro.MessageDecoder({7: USER}, framing="registry")
+    with pytest.raises(fastpipe.errors.MalformedFileError, match="the byte 0"):
         registry([GOOD["single-object"]])
-    with pytest.raises(fastpipe.SchemaError, match="has the number 8"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="has the number 8"):
         registry([registered(8, USER, users(1)[0])])
 
 
 def test_zero_byte_items_are_limited() -> None:
     nulls = {"type": "array", "items": "null"}
     message = wire.long(2**14) + b"\x00"
-    assert len(fastpipe.decode_messages([message], nulls)["value"].row(0)) == 2**14
+    assert len(fastpipe.avro.decode_messages([message], nulls)["value"].row(0)) == 2**14
     for messages in ([message] * 2, [wire.long(2**40) + b"\x00"]):
-        with pytest.raises(fastpipe.LimitError):
-            fastpipe.decode_messages(messages, nulls)
+        with pytest.raises(fastpipe.errors.LimitError):
+            fastpipe.avro.decode_messages(messages, nulls)
 
 
 def test_arguments() -> None:
@@ -341,11 +341,11 @@ def test_arguments() -> None:
         (fastpipe.Strings(np.zeros(1, np.uint8), np.array([0, 1]), (1,), False), 'dtype "bytes"'),
     ]:
         with pytest.raises(TypeError, match=reason):
-            fastpipe.decode_messages(bad, "long")  # type: ignore[arg-type]
+            fastpipe.avro.decode_messages(bad, "long")  # type: ignore[arg-type]
     for schema, framing, error, reason in [
         (3, None, TypeError, "JSON text or parsed"),
         ({"type": object()}, None, TypeError, "can't be written as JSON"),
-        ("nothing", None, fastpipe.SchemaError, "nothing"),
+        ("nothing", None, fastpipe.errors.SchemaError, "nothing"),
         (USER, "registry", TypeError, "an int; got"),
         ("long", "registry", TypeError, "mapping from IDs"),
         ({}, "registry", ValueError, "at least one schema"),
@@ -355,23 +355,23 @@ def test_arguments() -> None:
         (USER, "kafka", ValueError, "framing must be None"),
     ]:
         with pytest.raises(error, match=reason):
-            fastpipe.MessageDecoder(schema, framing=framing)  # type: ignore[arg-type]
+            fastpipe.avro.MessageDecoder(schema, framing=framing)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not both"):
-        fastpipe.decode_messages([], USER, columns=["id"], features={"id": fastpipe.DenseSpec((), "int64")})
-    with pytest.raises(fastpipe.SchemaError, match="no column 'nope'"):
-        fastpipe.decode_messages([], USER, columns=["nope"])
+        fastpipe.avro.decode_messages([], USER, columns=["id"], features={"id": fastpipe.DenseSpec((), "int64")})
+    with pytest.raises(fastpipe.errors.SchemaError, match="no column 'nope'"):
+        fastpipe.avro.decode_messages([], USER, columns=["nope"])
     for threads, error in [(0, ValueError), (1.5, TypeError)]:
         with pytest.raises(error, match="num_threads"):
-            fastpipe.MessageDecoder(USER, num_threads=threads)  # type: ignore[arg-type]
+            fastpipe.avro.MessageDecoder(USER, num_threads=threads)  # type: ignore[arg-type]
 
 
 def test_decoders_are_pickled() -> None:
-    decoder = pickle.loads(pickle.dumps(fastpipe.MessageDecoder({7: USER}, columns=["id"], framing="registry")))
+    decoder = pickle.loads(pickle.dumps(fastpipe.avro.MessageDecoder({7: USER}, columns=["id"], framing="registry")))
     assert listed(decoder([GOOD["registry"]])) == {"id": [0]}
 
 
 def test_batches_outlive_their_messages() -> None:
-    decoder = fastpipe.MessageDecoder(USER)
+    decoder = fastpipe.avro.MessageDecoder(USER)
     batches = [decoder([datum(USER, row)]) for row in users(20)]
     del decoder
     assert [batch["id"].tolist() for batch in batches] == [[i] for i in range(20)]

@@ -96,22 +96,24 @@ def test_totals_count_yielded_batches(make: Make) -> None:
     assert seen.agrees(reader)
 
 
-@pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
-def test_ranks_have_separate_totals(uneven: str) -> None:
-    ranks = [numbers(batch_size=8, shuffle=True, seed=1, uneven=uneven, rank=rank, world_size=2) for rank in range(2)]
+@pytest.mark.parametrize("on_uneven", ["drop", "pad", "allow"])
+def test_ranks_have_separate_totals(on_uneven: str) -> None:
+    ranks = [
+        numbers(batch_size=8, shuffle=True, seed=1, on_uneven=on_uneven, rank=rank, world_size=2) for rank in range(2)
+    ]
     for reader in ranks:
         seen = Tally()
         for _ in range(2):
             list(seen.over(reader))
         assert seen.agrees(reader)
-    lost = {"drop": 4, "pad": 0, "allow": 0}[uneven]
+    lost = {"drop": 4, "pad": 0, "allow": 0}[on_uneven]
     assert [totals(reader)["rows_left_out"] for reader in ranks] == [lost, lost]
     assert sum(totals(reader)["rows"] for reader in ranks) == 2 * (100 - lost)
     assert [passes_of(reader).totals.rank for reader in ranks] == [0, 1]
 
 
 def test_rows_left_out_are_reported() -> None:
-    with pytest.warns(fastpipe.RowsLeftOutWarning):
+    with pytest.warns(fastpipe.errors.RowsLeftOutWarning):
         reader = numbers(batch_size=64, drop_last=True)
     assert totals(reader)["rows_left_out"] == 0, "no pass has begun"
     assert (len(list(reader)), totals(reader)["rows_left_out"]) == (1, 36)

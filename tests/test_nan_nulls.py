@@ -53,7 +53,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "arrow file": lambda **options: fastpipe.read_arrow(path, **options),
         "sql": lambda **options: fastpipe.read_sql("SELECT * FROM t", f"sqlite:///{path}", partitions=3, **options),
         "local service": lambda **options: services.enter_context(
-            fastpipe.LocalService(fastpipe.from_arrow(table, **options))
+            fastpipe.service.LocalService(fastpipe.from_arrow(table, **options))
         ),
     }
     if request.param == "csv":
@@ -114,8 +114,8 @@ def test_nan_as_the_fill_value_is_null(source: Source, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "null"),
     [
-        (DenseSpec((), "float64", nulls="mask"), None),
-        (DenseSpec((), "float64", nulls="fill"), 0.0),
+        (DenseSpec((), "float64", on_null="mask"), None),
+        (DenseSpec((), "float64", on_null="fill"), 0.0),
         (DenseSpec((), "float64", fill=-1), -1.0),
     ],
     ids=["mask", "zero", "fill"],
@@ -142,7 +142,7 @@ def test_data_frames_have_nulls(source: Source, library: str) -> None:
 def test_ranks_have_the_nulls_of_their_rows(source: Source) -> None:
     features = features_of(DenseSpec((), "float64", fill=NAN))
     options: dict[str, Any] = {"features": features, "batch_size": 8, "shuffle": True, "seed": 3}
-    ranks = [source.read(**options, rank=rank, world_size=2, uneven="allow") for rank in range(2)]
+    ranks = [source.read(**options, rank=rank, world_size=2, on_uneven="allow") for rank in range(2)]
     rows = {row["id"]: row["x"] for reader in ranks for row in pa.table(reader).to_pylist()}
     assert [rows[i] for i in range(ROWS)] == without_nan(source.values)
 
@@ -151,7 +151,7 @@ def test_written_records_have_nulls(source: Source, tmp_path: Path) -> None:
     features = features_of(DenseSpec((), "float64", fill=NAN))
     path = tmp_path / "written.avro"
     fastpipe.write_avro(path, source.read(features=features, batch_size=16))
-    schema: Any = fastpipe.AvroFile(path).schema
+    schema: Any = fastpipe.avro.AvroFile(path).schema
     assert {field["name"]: field["type"] for field in schema["fields"]} == {"id": "long", "x": ["null", "double"]}
     with path.open("rb") as file:
         assert [row["x"] for row in fastavro.reader(file)] == without_nan(source.values)

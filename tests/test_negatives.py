@@ -11,7 +11,7 @@ from scipy import stats
 
 import fastpipe
 import order_statistics
-from fastpipe import Interactions
+from fastpipe.recsys import Interactions
 from interaction_statistics import (
     ALPHA,
     Careless,
@@ -149,8 +149,8 @@ def test_epochs_and_seeds_are_independent(positives: Interactions, which: str) -
 
 def test_candidates_are_independent_of_the_rows_read(positives: Interactions) -> None:
     users = np.repeat(np.arange(positives.num_users), np.diff(positives.indptr))
-    held_out = fastpipe.HeldOut(users, positives.indices.astype(np.int64))
-    candidates = fastpipe.evaluation_candidates(positives, held_out, 4, seed=1)
+    held_out = fastpipe.recsys.HeldOut(users, positives.indices.astype(np.int64))
+    candidates = fastpipe.recsys.evaluation_candidates(positives, held_out, 4, seed=1)
     points = np.repeat(users, 4), candidates.items[:, 1:].reshape(-1)
     apart = uniforms(positives, points, 2)
     assert order_statistics.uniform(apart) > ALPHA
@@ -159,11 +159,11 @@ def test_candidates_are_independent_of_the_rows_read(positives: Interactions) ->
 
 def test_candidates_are_fair(positives: Interactions) -> None:
     users = np.flatnonzero(np.diff(positives.indptr))
-    held_out = fastpipe.HeldOut(users, positives.indices[positives.indptr[users]].astype(np.int64))
+    held_out = fastpipe.recsys.HeldOut(users, positives.indices[positives.indptr[users]].astype(np.int64))
     for repeats, count in ((True, 4000), (False, 5)):
         table = np.zeros((positives.num_users, positives.num_items), np.int64)
         for seed in range(1 if repeats else 800):
-            found = fastpipe.evaluation_candidates(positives, held_out, count, seed=seed, repeats=repeats)
+            found = fastpipe.recsys.evaluation_candidates(positives, held_out, count, seed=seed, repeats=repeats)
             np.add.at(table, (found.users[:, None], found.items[:, 1:]), 1)
         if repeats:
             assert min(fairness(table, seen(positives))) > ALPHA

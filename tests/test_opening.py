@@ -13,7 +13,7 @@ import pytest
 import fastpipe
 import wire
 from fastpipe import _fastpipe
-from fastpipe.sources.files._in_memory_files import lowered
+from fastpipe._files._in_memory_files import lowered
 
 ONE, TWO = wire.record("R", id="long"), wire.record("R", id="long", more="long")
 ID = {"id": fastpipe.DenseSpec((), "int64")}
@@ -47,7 +47,7 @@ def test_the_first_file_that_fails_is_reported(tmp_path: Path, bad: list[int]) -
         with pytest.raises(fastpipe.FastpipeError) as error:
             fastpipe.read_avro(paths, features=ID, batch_size=1)
         assert error.value.path == paths[bad[0]]
-        assert isinstance(error.value, fastpipe.MissingFileError) == (len(bad) == 1)
+        assert isinstance(error.value, fastpipe.errors.MissingFileError) == (len(bad) == 1)
 
 
 def test_each_schema_is_checked_once_in_the_order_of_the_files(tmp_path: Path) -> None:

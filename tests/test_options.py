@@ -25,10 +25,10 @@ FUNCTIONS = [
     fastpipe.read_units,
     fastpipe.from_arrow,
     fastpipe.from_arrays,
-    fastpipe.read_interactions,
+    fastpipe.recsys.read_interactions,
 ]
 functions = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-NAMES = list(fastpipe.Options.__annotations__)
+NAMES = list(fastpipe.typing.Options.__annotations__)
 
 
 def said_of(text: str) -> list[str]:
@@ -61,24 +61,24 @@ def test_signatures_and_docstrings_show_every_option(function: Callable[..., Any
 @functions
 def test_signatures_have_the_types_of_options(function: Callable[..., Any]) -> None:
     hints = typing.get_type_hints(function)
-    assert hints["options"] == typing.Unpack[fastpipe.Options]
-    assert typing.get_type_hints(fastpipe.Options).keys() == set(NAMES)
+    assert hints["options"] == typing.Unpack[fastpipe.typing.Options]
+    assert typing.get_type_hints(fastpipe.typing.Options).keys() == set(NAMES)
 
 
 def test_options_are_documented_in_order() -> None:
-    assert fastpipe.Options.__doc__ is not None
-    assert said_of(fastpipe.Options.__doc__) == NAMES
+    assert fastpipe.typing.Options.__doc__ is not None
+    assert said_of(fastpipe.typing.Options.__doc__) == NAMES
 
 
 @functions
 def test_defaults_match_the_signatures(function: Callable[..., Any]) -> None:
     shown = {name: inspect.signature(function).parameters[name].default for name in NAMES}
-    none, all_ = Settings(function, 5, {}), Settings(function, 5, typing.cast("fastpipe.Options", shown))
+    none, all_ = Settings(function, 5, {}), Settings(function, 5, typing.cast("fastpipe.typing.Options", shown))
     assert none.running == all_.running
     assert none.ordering.with_seed(1) == all_.ordering.with_seed(1)
-    assert none.ordering.shuffle == ("window" if function is fastpipe.read_interactions else "sequential")
+    assert none.ordering.shuffle == ("window" if function is fastpipe.recsys.read_interactions else "sequential")
     others = {name: inspect.signature(fastpipe.from_arrow).parameters[name].default for name in NAMES}
-    assert shown == {**others, "shuffle": function is fastpipe.read_interactions}
+    assert shown == {**others, "shuffle": function is fastpipe.recsys.read_interactions}
 
 
 @functions
@@ -92,8 +92,8 @@ def test_defaults_match_the_signatures(function: Callable[..., Any]) -> None:
     ],
 )
 def test_misspelled_options_get_a_suggestion(function: Callable[..., Any], wrong: str, hint: str) -> None:
-    data = fastpipe.Interactions.from_arrays(np.array([0, 0, 1]), np.array([0, 1, 2]))
-    given: Any = data if function is fastpipe.read_interactions else {"x": np.arange(3)}
+    data = fastpipe.recsys.Interactions.from_arrays(np.array([0, 0, 1]), np.array([0, 1, 2]))
+    given: Any = data if function is fastpipe.recsys.read_interactions else {"x": np.arange(3)}
     name = function.__name__
     if function is fastpipe.from_arrow:
         given = fastpipe.to_arrow({"x": np.arange(3)})
@@ -109,14 +109,14 @@ def test_keywords_of_a_function_are_suggested() -> None:
 
 def test_options_documented_by_a_function_are_kept() -> None:
     @takes_options(seed=3)
-    def read(x: int, **options: typing.Unpack[fastpipe.Options]) -> Any:
+    def read(x: int, **options: typing.Unpack[fastpipe.typing.Options]) -> Any:
         """Reads.
 
         Args:
             x: A number.
             seed: Seed of something else,
                 described on two lines.
-            **options: see `fastpipe.Options`.
+            **options: see `fastpipe.typing.Options`.
 
         Returns:
             It.

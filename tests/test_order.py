@@ -23,7 +23,7 @@ from samples import SHUFFLES, Data
 from strategies import SOME, layouts, orders
 
 # The last batch is a large part of the small datasets of these tests.
-pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +192,8 @@ def test_an_endless_pass(
         ({"shard_by": "block", "shuffle": True}, ValueError, '"window" or "batch"'),
         ({"shard_by": "window", "shuffle": "block"}, ValueError, '"block" or "batch"'),
         ({"shard_by": "window", "shuffle": "buffer"}, ValueError, '"block" or "batch"'),
-        ({"uneven": "keep"}, ValueError, "uneven must be"),
-        ({"uneven": True}, ValueError, "uneven must be"),
+        ({"on_uneven": "keep"}, ValueError, "on_uneven must be"),
+        ({"on_uneven": True}, ValueError, "on_uneven must be"),
     ],
 )
 def test_invalid_arguments_are_refused(data: Data, arguments: dict, error: type[Exception], words: str) -> None:
@@ -208,7 +208,7 @@ def test_damage_is_reported_at_its_batch(tmp_path: Path, shuffle: Any) -> None:
     order = {"shuffle": shuffle, "batch_size": 3, "seed": 8, **({"shuffle_buffer": 12} if shuffle else {})}
     reader = data.read(**order)
     expected = samples.digests(reader)
-    block = fastpipe.AvroFile(data.paths[1]).blocks[3]
+    block = fastpipe.avro.AvroFile(data.paths[1]).blocks[3]
     damaged = bytearray(Path(data.paths[1]).read_bytes())
     # After the block's header of three bytes, the first record begins with a varint that doesn't end.
     start = int(block["offset"]) + 3
@@ -225,17 +225,17 @@ def test_damage_is_reported_at_its_batch(tmp_path: Path, shuffle: Any) -> None:
         found = [samples.digest(next(batches)) for _ in range(first)]
         assert found == expected[:first]
         for _ in range(3):
-            with pytest.raises(fastpipe.MalformedFileError) as caught:
+            with pytest.raises(fastpipe.errors.MalformedFileError) as caught:
                 next(batches)
             assert (caught.value.path, caught.value.block) == (data.paths[1], 3)
         # The state that is saved now is the position just before the damage.
         again = data.read(**order)
         again.load_state_dict(reader.state_dict())
-        with pytest.raises(fastpipe.MalformedFileError):
+        with pytest.raises(fastpipe.errors.MalformedFileError):
             next(iter(again))
     for step in steps:
         if hit[step]:
-            with pytest.raises(fastpipe.MalformedFileError):
+            with pytest.raises(fastpipe.errors.MalformedFileError):
                 reader.batch_at(step, 0)
         else:
             assert samples.digest(reader.batch_at(step, 0)) == expected[step]

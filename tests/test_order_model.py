@@ -68,7 +68,7 @@ def test_ranks_shuffle_their_own_blocks(tmp_path: Path, shuffle: str, world_size
     data = dataset(write(tmp_path / "rows.avro", counts))
     for rank in range(world_size):
         settings = {"shuffle_buffer": 5, "batch_size": 4, "seed": 8}
-        found = order(data, shuffle, **settings, rank=rank, world_size=world_size, uneven="allow")
+        found = order(data, shuffle, **settings, rank=rank, world_size=world_size, on_uneven="allow")
         rows = model.rows(counts[rank::world_size], shuffle=shuffle, **settings, epoch=2, shard=rank)
         rows = [(rank + world_size * block, record) for block, record in rows]
         assert [pairs(found, 2, step) for step in range(found.steps)] == model.batches(rows, 4, False)

@@ -93,7 +93,7 @@ def test_parent_folders_are_columns(folder: Path) -> None:
 
 def test_folders_of_different_depth_are_refused(folder: Path) -> None:
     lay_out({"y=1": 10, "y=1/m=2": 20})
-    with pytest.raises(fastpipe.SchemaError, match=r"other files are in folders m=.*partitioning=None") as error:
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"other files are in folders m=.*partitioning=None") as error:
         rows("data")
     assert (error.value.path, error.value.feature) == ("data/y=1/part.parquet", "m")
     assert rows("data", partitioning=None) == [{"x": 20}, {"x": 10}]
@@ -117,7 +117,7 @@ def test_folder_columns_can_be_selected(folder: Path) -> None:
 def test_statistics_determine_nullability(folder: Path, statistics: Any) -> None:
     table = pa.table({"x": [1, 2, 3], "y": [1, None, 3], "l": [[1], [2], [3]], "s": [{"a": 1}] * 3})
     parquet.write_table(table, "file", row_group_size=1, write_statistics=statistics)
-    nulls = {name: spec.nulls for name, spec in fastpipe.read_parquet("file", batch_size=2).features.items()}
+    nulls = {name: spec.on_null for name, spec in fastpipe.read_parquet("file", batch_size=2).features.items()}
     sure = "error" if statistics is True else "mask"
     assert nulls == {"x": "error" if statistics else "mask", "y": "mask", "l": sure, "s.a": sure}
     assert rows("file") == [{"x": i, "y": None if i == 2 else i, "l": [i], "s.a": 1} for i in (1, 2, 3)]
@@ -126,8 +126,8 @@ def test_statistics_determine_nullability(folder: Path, statistics: Any) -> None
 def test_one_row_group_with_nulls_is_enough(folder: Path) -> None:
     for name, last in (("a", 3), ("b", None)):
         parquet.write_table(pa.table({"x": pa.array([1, 2, last], pa.int64())}), name, row_group_size=1)
-    assert fastpipe.read_parquet("a", batch_size=2).features["x"].nulls == "error"
-    assert fastpipe.read_parquet(["a", "b"], batch_size=2).features["x"].nulls == "mask"
+    assert fastpipe.read_parquet("a", batch_size=2).features["x"].on_null == "error"
+    assert fastpipe.read_parquet(["a", "b"], batch_size=2).features["x"].on_null == "mask"
     assert [row["x"] for row in rows(["a", "b"])] == [1, 2, 3, 1, 2, None]
 
 
@@ -140,10 +140,10 @@ def test_wrong_statistics_are_overruled_by_a_spec(folder: Path) -> None:
     Path("file").write_bytes(data.replace(least + b"\x16\x02", least + b"\x16\x00"))
     assert parquet.read_metadata("file").row_group(0).column(0).statistics.null_count == 0
     assert parquet.read_table("file").column("x").to_pylist() == [1, None, 3]
-    assert fastpipe.read_parquet("file", batch_size=3).features["x"].nulls == "error"
-    with pytest.raises(fastpipe.NullValueError, match=r'nulls="mask" marks nulls, fill=\.\.\. replaces them'):
+    assert fastpipe.read_parquet("file", batch_size=3).features["x"].on_null == "error"
+    with pytest.raises(fastpipe.errors.NullValueError, match=r'on_null="mask" marks nulls, fill=\.\.\. replaces them'):
         rows("file")
-    assert rows("file", features={"x": DenseSpec((), "int64", nulls="mask")}) == [{"x": x} for x in (1, None, 3)]
+    assert rows("file", features={"x": DenseSpec((), "int64", on_null="mask")}) == [{"x": x} for x in (1, None, 3)]
     assert rows("file", features={"x": DenseSpec((), "int64", fill=-1)}) == [{"x": x} for x in (1, -1, 3)]
 
 
@@ -195,7 +195,7 @@ def test_wrong_row_counts_are_refused(
         writer.write_table(table.slice(3, 7))
     assert len(rows("file")) == 10
     patched("file", old, new, is_so)
-    with pytest.raises(fastpipe.MalformedFileError, match=match) as error:
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=match) as error:
         fastpipe.read_parquet("file", batch_size=2)
     assert error.value.path == "file"
 
@@ -205,7 +205,7 @@ def test_wrong_row_counts_are_refused(
 def test_page_checksums_are_verified(
     folder: Path, monkeypatch: pytest.MonkeyPatch, has_checksums: bool, slice_bytes: int
 ) -> None:
-    monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", slice_bytes)
     table = pa.table({"x": range(1000)})
     parquet.write_table(
         table, "file", compression="none", use_dictionary=False, write_page_checksum=has_checksums, data_page_size=800
@@ -220,7 +220,7 @@ def test_page_checksums_are_verified(
     assert [row["x"] for row in rows("file")] == [778 if x == 777 else x for x in range(1000)]
     for checked in (reader, pickle.loads(pickle.dumps(reader))):
         if has_checksums:
-            with pytest.raises(fastpipe.MalformedFileError, match=r"CRC.*\(row group 0 of file\)"):
+            with pytest.raises(fastpipe.errors.MalformedFileError, match=r"CRC.*\(row group 0 of file\)"):
                 list(checked)
         else:
             assert sum(len(batch["x"]) for batch in checked) == 1000
@@ -231,7 +231,7 @@ def test_page_checksums_are_verified(
 @pytest.mark.parametrize("slice_bytes", [8 << 20, 100])
 def test_dictionary_strings_are_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch, slice_bytes: int) -> None:
     """Checks that batches are equal whether or not a row group encodes a column as a dictionary."""
-    monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", slice_bytes)
     few, many = [None, "a", "", "some longer text"], [f"{i} is one of many texts" for i in range(1000)]
     columns = {
         "t": [few[i % 4] for i in range(500)] + many[500:],
@@ -287,13 +287,13 @@ def test_only_wanted_columns_are_read(folder: Path) -> None:
     data[middle : middle + 9] = b"\0" * 9
     Path("file").write_bytes(data)
     assert rows("file", columns=["x"]) == [{"x": x} for x in range(1000)]
-    with pytest.raises(fastpipe.MalformedFileError, match=r"\(row group 0 of file\)") as error:
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=r"\(row group 0 of file\)") as error:
         rows("file")
     assert (error.value.path, error.value.unit) == ("file", "row group 0 of file")
 
 
 def test_only_wanted_columns_count_for_the_window(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastpipe.sources.units._data._WINDOW_BYTES", 256 << 10)
+    monkeypatch.setattr("fastpipe.units._data._WINDOW_BYTES", 256 << 10)
     numbers = range(800)
     columns = {"x": numbers, "t": [f"{i:1000}" for i in numbers], "f": [[0.0] * 125] * 800}
     kinds = {"x": pa.int64(), "t": pa.string(), "f": pa.list_(pa.float64(), 125)}

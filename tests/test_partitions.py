@@ -62,7 +62,7 @@ def test_columns_of_folders_are_inferred_and_read(data: Path) -> None:
     features = fastpipe.infer_features(data)
     assert list(features) == ["id", "name", "year", "city"]
     assert features["year"] == fastpipe.DenseSpec((), "int64")
-    assert features["city"] == fastpipe.DenseSpec((), "string", nulls="mask")
+    assert features["city"] == fastpipe.DenseSpec((), "string", on_null="mask")
     whole = rows(fastpipe.read_avro(data, batch_size=4))
     assert [(i, year, city) for i, _, year, city in whole] == EXPECTED
     assert rows(fastpipe.read_avro(data, batch_size=4, features=features)) == whole
@@ -75,9 +75,9 @@ def test_columns_of_folders_can_be_selected(data: Path) -> None:
         reader = fastpipe.read_avro(data, batch_size=3, columns=columns)
         assert list(reader.features) == columns
         assert rows(reader) == [tuple(row[i] for i in at) for row in EXPECTED]
-    with pytest.raises(fastpipe.SchemaError, match="no column 'month'"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="no column 'month'"):
         fastpipe.read_avro(data, batch_size=3, columns=["month", "year"])
-    with pytest.raises(fastpipe.SchemaError, match="no column 'year'"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="no column 'year'"):
         fastpipe.read_avro(data, batch_size=3, columns=["year"], partitioning=None)
     with pytest.raises(ValueError, match="partitioning must be 'hive' or None"):
         fastpipe.read_avro(data, batch_size=3, partitioning="dir")  # type: ignore[arg-type]
@@ -87,8 +87,8 @@ def test_specs_of_columns_of_folders(data: Path) -> None:
     specs = {
         "small": fastpipe.DenseSpec((), "int16", field="year"),
         "real": fastpipe.DenseSpec((), "float32", field="year"),
-        "year": fastpipe.DenseSpec((), "int64", nulls="mask"),
-        "raw": fastpipe.DenseSpec((), "bytes", field="city", nulls="fill", fill=b"?"),
+        "year": fastpipe.DenseSpec((), "int64", on_null="mask"),
+        "raw": fastpipe.DenseSpec((), "bytes", field="city", on_null="fill", fill=b"?"),
         "id": fastpipe.DenseSpec((), "int64"),
     }
     found = rows(fastpipe.read_avro(data, batch_size=5, features=specs))
@@ -100,7 +100,7 @@ def test_specs_of_columns_of_folders(data: Path) -> None:
         (fastpipe.DenseSpec((), "int64", field="city"), "text.*string"),
         (fastpipe.DenseSpec((), "string", field="city"), "is null; .*mask"),
     ):
-        with pytest.raises(fastpipe.SchemaError, match=message) as error:
+        with pytest.raises(fastpipe.errors.SchemaError, match=message) as error:
             fastpipe.read_avro(data, batch_size=5, features={"it": spec})
         assert error.value.feature == "it"
 
@@ -115,7 +115,7 @@ def test_a_field_of_the_file_wins(tmp_path: Path) -> None:
 def test_a_partition_that_some_files_lack_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "d/day=1/x.avro", range(3))
     write(tmp_path / "d/y.avro", range(3, 5))
-    with pytest.raises(fastpipe.SchemaError, match=r"folders day=.*partitioning=None ignores them"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"folders day=.*partitioning=None ignores them"):
         fastpipe.read_avro(tmp_path / "d", batch_size=2)
     assert rows(fastpipe.read_avro(tmp_path / "d", batch_size=9, columns=["id"])) == [(i,) for i in range(5)]
 
@@ -158,7 +158,7 @@ def test_values_of_folders_are_part_of_a_state(data: Path) -> None:
     fastpipe.read_avro(data, columns=["city"], **options).load_state_dict(state)
     (data / "year=2025").rename(data / "year=2024")
     fastpipe.read_avro(data, columns=["id", "city"], **options).load_state_dict(state)
-    with pytest.raises(fastpipe.StateError, match=r"folders year=.* have different values"):
+    with pytest.raises(fastpipe.errors.StateError, match=r"folders year=.* have different values"):
         fastpipe.read_avro(data, columns=["year"], **options).load_state_dict(state)
 
 
@@ -203,10 +203,10 @@ def test_empty_files_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert [record.message for record in caplog.records] == [
             f"skipped 2 files of zero bytes, the first of which is {tmp_path / 'd/a.avro'}"
         ]
-    with pytest.raises(fastpipe.MalformedFileError, match=r"a\.avro"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=r"a\.avro"):
         fastpipe.read_avro(tmp_path / "d/a.avro", batch_size=2)
     (tmp_path / "d/b.avro").unlink()
-    with pytest.raises(fastpipe.MissingFileError, match=r"all 2 files that were found are empty .zero bytes"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match=r"all 2 files that were found are empty .zero bytes"):
         fastpipe.read_avro(tmp_path / "d", batch_size=2)
 
 

@@ -43,7 +43,7 @@ class Doubled(Passes):
     features = property(lambda self: self._of.features)
     batch_size = property(lambda self: self._of.batch_size)
     drop_last = property(lambda self: self._of.drop_last)
-    uneven = property(lambda self: self._of.uneven)
+    on_uneven = property(lambda self: self._of.on_uneven)
     epochs = property(lambda self: self._of.epochs)
     shows_progress = property(lambda self: self._of.shows_progress)
     rank = property(lambda self: self._of.rank)
@@ -181,7 +181,7 @@ def test_cuda_rings_accept_custom_passes(data: Data) -> None:
 
 def test_native_consumers_refuse_custom_passes(data: Data) -> None:
     passes = passes_of(Reading(data))
-    with pytest.raises(fastpipe.UnsupportedError, match="Python makes the batches"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="Python makes the batches"):
         passes.start_in_engine()
 
 

@@ -18,7 +18,7 @@ from samples import ELASTIC, SHUFFLES, Data
 from strategies import FEW, SOME, layouts, orders
 
 # The last batch is a large part of the small datasets of these tests.
-pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 UNEVEN = ("drop", "pad", "allow")
 
@@ -60,20 +60,20 @@ def in_step(readers: list[fastpipe.Reader], steps: int) -> list[list[dict[str, A
 @hypothesis.settings(max_examples=SOME)
 @hypothesis.given(layouts, orders(), st.integers(1, 5), st.sampled_from(UNEVEN), st.booleans())
 def test_ranks_share_every_row(
-    tmp_path: Path, files: list[list[int]], order: dict[str, Any], size: int, uneven: str, by_batch: bool
+    tmp_path: Path, files: list[list[int]], order: dict[str, Any], size: int, on_uneven: str, by_batch: bool
 ) -> None:
     data = samples.write(tmp_path, files)
-    options = {"seed": 1, "uneven": uneven} | order | ({"shard_by": "batch"} if by_batch else {})
+    options = {"seed": 1, "on_uneven": on_uneven} | order | ({"shard_by": "batch"} if by_batch else {})
     own_blocks = order["shuffle"] in ("block", "buffer") and not by_batch
     rows = [sum(blocks[rank::size]) for blocks in [list(itertools.chain(*files))] for rank in range(size)]
     least = order["batch_size"] if order["drop_last"] else 1
-    if own_blocks and uneven != "allow" and min(rows) < least <= max(rows):
+    if own_blocks and on_uneven != "allow" and min(rows) < least <= max(rows):
         with pytest.raises(ValueError, match='shard_by="batch" to distribute batches'):
             world(data, size, **options)
         return
     batches = data.total // order["batch_size"] if order["drop_last"] else -(-data.total // order["batch_size"])
-    nothing = max(rows) < least if own_blocks else batches < (size if uneven == "drop" else 1)
-    if data.total and size > 1 and uneven != "allow" and nothing:
+    nothing = max(rows) < least if own_blocks else batches < (size if on_uneven == "drop" else 1)
+    if data.total and size > 1 and on_uneven != "allow" and nothing:
         with pytest.raises(ValueError, match="would leave every rank without a batch"):
             world(data, size, **options)
         return
@@ -81,7 +81,7 @@ def test_ranks_share_every_row(
     lengths = [len(reader) for reader in readers]
     steps = steps_of(readers)
     assert len(steps) == max(lengths)
-    if uneven != "allow":
+    if on_uneven != "allow":
         assert set(lengths) == {len(steps)}
         assert not any(batch is None for step in steps for batch in step)
     elif not own_blocks:
@@ -89,15 +89,15 @@ def test_ranks_share_every_row(
     ids = samples.ids_of(all_of(steps))
     assert len(set(ids)) == len(ids)
     batch_size = order["batch_size"]
-    if uneven != "drop" and not order["drop_last"]:
+    if on_uneven != "drop" and not order["drop_last"]:
         assert sorted(ids) == list(range(data.total))
-    elif uneven == "drop" and not own_blocks:
+    elif on_uneven == "drop" and not own_blocks:
         assert batches - len(steps) * size < size, "the number of dropped batches is less than the number of ranks"
     for step, batches in enumerate(steps):
         for reader, batch in zip(readers, batches, strict=True):
             if batch is not None:
                 samples.check(batch, data.located(reader, step, len(batch["id"]), 0))
-                if uneven == "pad":
+                if on_uneven == "pad":
                     check_padded(batch, batch_size)
 
 
@@ -111,26 +111,26 @@ def check_padded(batch: dict[str, Any], batch_size: int) -> None:
 
 
 @pytest.mark.parametrize(("shuffle", "shard_by"), [*ELASTIC, ("block", "block"), ("buffer", "block")])
-@pytest.mark.parametrize("uneven", UNEVEN)
-def test_padding_and_dropping(data: Data, shuffle: Any, shard_by: str, uneven: str) -> None:
+@pytest.mark.parametrize("on_uneven", UNEVEN)
+def test_padding_and_dropping(data: Data, shuffle: Any, shard_by: str, on_uneven: str) -> None:
     """Uses 411 rows: 82 batches of 5 rows and one of 1 row. These 83 batches are 20 for each of 4 ranks, and 3 more."""
-    options = {"shuffle": shuffle, "shard_by": shard_by, "uneven": uneven, "batch_size": 5, "seed": 1}
+    options = {"shuffle": shuffle, "shard_by": shard_by, "on_uneven": on_uneven, "batch_size": 5, "seed": 1}
     readers = world(data, 4, **options)
     steps = steps_of(readers)
     ids = samples.ids_of(all_of(steps))
     assert len(ids) == len(set(ids))
-    if uneven == "pad":
+    if on_uneven == "pad":
         assert all(len(batch["valid"]) == 5 for batch in all_of(steps))
     if shard_by == "block":
         return
     last = steps[20] if len(steps) > 20 else []
-    if uneven == "drop":
+    if on_uneven == "drop":
         assert (len(steps), len(ids)) == (20, 400)
-    elif uneven == "allow":
+    elif on_uneven == "allow":
         assert [None if batch is None else len(batch["id"]) for batch in last] == [5, 5, 1, None]
     else:
         assert [int(batch["valid"].sum()) for batch in all_of([last])] == [5, 5, 1, 0]
-    if uneven == "drop":
+    if on_uneven == "drop":
         (alone,) = world(data, 1, **options)
         assert len(samples.ids_of(alone)) == 411, "a single rank drops nothing"
 
@@ -141,7 +141,7 @@ def test_a_feature_named_valid_cannot_be_padded(tmp_path: Path) -> None:
     renamed.write_bytes(Path(data.paths[0]).read_bytes().replace(b'"score"', b'"valid"'))
     features = {"valid": samples.FEATURES["score"]}
     with pytest.raises(ValueError, match="a feature already has that name"):
-        fastpipe.read_avro(renamed, features=features, batch_size=2, uneven="pad")
+        fastpipe.read_avro(renamed, features=features, batch_size=2, on_uneven="pad")
     assert len(list(fastpipe.read_avro(renamed, features=features, batch_size=2))) == 2
 
 
@@ -158,14 +158,14 @@ def test_the_number_of_ranks_may_change(
     schedule: list[tuple[int, int]],
     windows: int,
     batch_size: int,
-    uneven: str,
+    on_uneven: str,
     drop_last: bool,
 ) -> None:
     """Stops and resumes with different numbers of ranks, repeatedly. The last ranks read to the end."""
     # With "allow", ranks are no longer in step after the end of the first epoch.
-    epochs = 1 if uneven == "allow" else 2
+    epochs = 1 if on_uneven == "allow" else 2
     options = {"shuffle": shuffle, "shard_by": shard_by, "batch_size": batch_size, "drop_last": drop_last, "seed": 3}
-    options |= {"columns": ["id", "items"], "uneven": uneven, "epochs": epochs}
+    options |= {"columns": ["id", "items"], "on_uneven": on_uneven, "epochs": epochs}
     if shuffle:
         options["shuffle_buffer"] = windows * batch_size
     expected = samples.digests(data.read(**options))
@@ -183,19 +183,19 @@ def test_the_number_of_ranks_may_change(
         if taken and None in taken[-1]:
             break
         state = readers[0].state_dict()
-        if uneven != "allow":
+        if on_uneven != "allow":
             assert all(reader.state_dict() == state for reader in readers)
     seen, wanted = collections.Counter(found), collections.Counter(expected)
     assert seen <= wanted
     missing = len(expected) - len(found)
-    assert missing == 0 if uneven != "drop" else missing <= epochs * max(size - 1 for size, _ in schedule)
+    assert missing == 0 if on_uneven != "drop" else missing <= epochs * max(size - 1 for size, _ in schedule)
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("shard_by", [None, "batch"])
-@pytest.mark.parametrize("uneven", ["drop", "pad"])
-def test_states_of_all_ranks_are_equal(data: Data, shuffle: Any, shard_by: str | None, uneven: str) -> None:
-    readers = world(data, 3, shuffle=shuffle, shard_by=shard_by, uneven=uneven, batch_size=7, seed=1, epochs=2)
+@pytest.mark.parametrize("on_uneven", ["drop", "pad"])
+def test_states_of_all_ranks_are_equal(data: Data, shuffle: Any, shard_by: str | None, on_uneven: str) -> None:
+    readers = world(data, 3, shuffle=shuffle, shard_by=shard_by, on_uneven=on_uneven, batch_size=7, seed=1, epochs=2)
     passes = [iter(reader) for reader in readers]
     for _ in range(min(map(len, readers))):
         states = [reader.state_dict() for reader in readers]
@@ -210,7 +210,7 @@ def test_states_are_equal_if_some_ranks_have_more(data: Data, shuffle: Any, shar
     """Uses 59 batches: 19 for each of 3 ranks, and 2 more. While all have read the same number, any state fits all
     ranks.
     """
-    options = {"shuffle": shuffle, "shard_by": shard_by, "uneven": "allow", "batch_size": 7, "seed": 1}
+    options = {"shuffle": shuffle, "shard_by": shard_by, "on_uneven": "allow", "batch_size": 7, "seed": 1}
     readers = world(data, 3, **options)
     passes = [iter(reader) for reader in readers]
     for _ in range(19):
@@ -229,7 +229,9 @@ def test_block_shards_need_the_same_number_of_ranks(data: Data, shuffle: Any) ->
     state = readers[0].state_dict()
     for size in (1, 2, 4):
         for reader in world(data, size, **options):
-            with pytest.raises(fastpipe.StateError, match=f"world_size=3, but this reader has world_size={size}"):
+            with pytest.raises(
+                fastpipe.errors.StateError, match=f"world_size=3, but this reader has world_size={size}"
+            ):
                 reader.load_state_dict(state)
             reader.load_state_dict(begun)  # Any number of ranks can load an epoch that hasn't begun.
     # The state of any rank serves all ranks if their number is the same.
@@ -247,8 +249,8 @@ def test_fewer_blocks_than_ranks(tmp_path: Path, shuffle: Any) -> None:
     with pytest.raises(ValueError, match='only 2 units: set shard_by="batch"'):
         world(data, 3, **options)
     with pytest.raises(ValueError, match="only 2 units"):
-        world(data, 3, **options, uneven="pad")
-    assert list(map(len, world(data, 3, **options, uneven="allow"))) == [3, 3, 0]
+        world(data, 3, **options, on_uneven="pad")
+    assert list(map(len, world(data, 3, **options, on_uneven="allow"))) == [3, 3, 0]
     assert list(map(len, world(data, 3, **options, shard_by="batch"))) == [2, 2, 2]
     assert sorted(samples.ids_of(all_of(steps_of(world(data, 2, **options))))) == list(range(17))
 
@@ -272,7 +274,7 @@ def test_ranks_decode_only_their_own_blocks(tmp_path: Path, shuffle: bool, size:
 
 @pytest.mark.parametrize(("shuffle", "shard_by"), ELASTIC)
 def test_one_rank_and_many_see_the_same_batches(data: Data, shuffle: Any, shard_by: str) -> None:
-    options = {"shuffle": shuffle, "shard_by": shard_by, "batch_size": 5, "seed": 2, "uneven": "allow"}
+    options = {"shuffle": shuffle, "shard_by": shard_by, "batch_size": 5, "seed": 2, "on_uneven": "allow"}
     if shuffle:
         options["shuffle_buffer"] = 20
     alone = samples.digests(data.read(**options))

@@ -93,7 +93,7 @@ def test_each_batch_is_used_once_while_workers_change(reader: fastpipe.Reader, e
         assert pool.status().done
     check(results, reader)
     assert len({value[0] for *_, value in results}) > 2
-    assert fastpipe.Ledger(each_url).status().finished
+    assert fastpipe.leases.Ledger(each_url).status().finished
 
 
 class Dying:
@@ -213,7 +213,7 @@ def test_results_wait_for_the_consumer(reader: fastpipe.Reader, url: str) -> Non
         first = next(results)
         # Two results are queued or on their way, and may be committed. No further batch is.
         time.sleep(1)
-        status = fastpipe.Ledger(url).status()
+        status = fastpipe.leases.Ledger(url).status()
         assert not status.finished
         rest = list(results)
     assert len(rest) + 1 == 2 * STEPS
@@ -227,7 +227,7 @@ def test_without_results_the_ledger_reports_progress(reader: fastpipe.Reader, ur
 
     with fastpipe.ray.LeaseWorkers(reader, url, keep, num_workers=2, actor_options=LIGHT, **LEASE) as pool:
         assert pool.join() == []
-    assert fastpipe.Ledger(url).status().finished
+    assert fastpipe.leases.Ledger(url).status().finished
     rows = Counter(int(line) for path in tmp_path.glob("[0-9]*") for line in path.read_text().split())
     # A copied lease range of a straggler may be used twice, but no row is left out.
     assert rows.keys() == set(range(ROWS))
@@ -246,7 +246,7 @@ def test_a_closed_pool_releases_its_leases(reader: fastpipe.Reader, url: str) ->
         rest = pool.join()
     assert 0 < len(rest) < 2 * STEPS
     assert len({result[:2] for result in taken + rest}) == len(taken + rest)
-    assert fastpipe.Ledger(url).status().finished
+    assert fastpipe.leases.Ledger(url).status().finished
 
 
 def test_workers_that_ray_cannot_start_yet_are_pending(reader: fastpipe.Reader, url: str) -> None:
@@ -317,4 +317,4 @@ def test_ctrl_c_ends_the_pool(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=500)
     assert (out.splitlines()[-1], process.returncode) == ("interrupted", 7), errors
-    assert not fastpipe.Ledger(url).status().finished
+    assert not fastpipe.leases.Ledger(url).status().finished

@@ -70,7 +70,7 @@ def test_rows_of_each_source(make: Make, request: pytest.FixtureRequest) -> None
     reader = make(batch_size=32, shuffle=True, shuffle_buffer=64, seed=3)
     if "text" in reader.features and "codes" in request.node.name:
         # Ray can't pickle string views in memory.
-        with pytest.raises(fastpipe.UnsupportedError, match="string_view"):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="string_view"):
             fastpipe.ray.dataset(reader)
         return
     dataset = fastpipe.ray.dataset(reader, num_blocks=2)
@@ -86,10 +86,10 @@ def test_rows_of_each_source(make: Make, request: pytest.FixtureRequest) -> None
     "options", [{}, {"drop_last": True}, {"world_size": 3, "rank": 1}], ids=["", "drop_last", "rank"]
 )
 @pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
-@pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
-def test_the_number_of_rows_is_known(options: dict[str, Any], shuffle: Any, uneven: str) -> None:
+@pytest.mark.parametrize("on_uneven", ["drop", "pad", "allow"])
+def test_the_number_of_rows_is_known(options: dict[str, Any], shuffle: Any, on_uneven: str) -> None:
     seed = {"seed": 7, "shuffle_buffer": 96} if shuffle else {"seed": None}
-    reader = numbers(batch_size=32, shuffle=shuffle, shard_by="batch", uneven=uneven, **seed, **options)
+    reader = numbers(batch_size=32, shuffle=shuffle, shard_by="batch", on_uneven=on_uneven, **seed, **options)
     source = fastpipe.ray.dataset(reader)._logical_plan.dag.datasource
     rows = [len(batch["id"]) for batch in reader]
     tasks = [task.metadata.num_rows for task in source.get_read_tasks(1)]
@@ -132,9 +132,9 @@ def test_unsupported_readers_are_refused() -> None:
     next(iter(reader))
     again = numbers()
     again.load_state_dict(reader.state_dict())
-    with pytest.raises(fastpipe.UnsupportedError, match="has loaded a state"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="has loaded a state"):
         fastpipe.ray.dataset(again)
-    with pytest.raises(fastpipe.UnsupportedError, match="pass the underlying reader"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="pass the underlying reader"):
         fastpipe.ray.dataset(fastpipe.rebatch(numbers(), batch_size=7))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         fastpipe.ray.dataset([1])  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def test_shard_requires_a_ray_train_worker() -> None:
     pytest.importorskip("ray.train", exc_type=ImportError)
     with pytest.raises(RuntimeError, match="train"):
         fastpipe.ray.shard(numbers())
-    with pytest.raises(fastpipe.UnsupportedError, match="shard the underlying reader"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="shard the underlying reader"):
         fastpipe.ray.shard(fastpipe.rebatch(numbers(), batch_size=7))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         fastpipe.ray.shard(3)  # type: ignore[arg-type]

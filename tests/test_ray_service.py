@@ -106,7 +106,7 @@ def registered(service: Any) -> int:
     """Returns the number of servers in the directory. Ray takes a while to restart it."""
     try:
         return len(service._directory.urls())
-    except fastpipe.ServiceError:
+    except fastpipe.errors.ServiceError:
         return 0
 
 
@@ -249,7 +249,7 @@ def test_wrong_arguments_are_refused(wrong: dict[str, Any], error: type[Exceptio
 
 
 def test_what_cannot_be_served_is_refused() -> None:
-    with pytest.raises(fastpipe.UnsupportedError, match="rebatch"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="rebatch"):
         fastpipe.ray.serve(fastpipe.rebatch(read(), batch_size=7))  # type: ignore[arg-type]
-    with pytest.raises(fastpipe.UnsupportedError, match="given rows"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="given rows"):
         fastpipe.ray.serve(fastpipe.take(read(shuffle=False, shuffle_buffer=None), [1, 2], batch_size=1))

@@ -122,7 +122,7 @@ def test_files_with_different_field_orders_types_and_symbols(tmp_path: Path) -> 
     assert batch["x"].tolist() == [1, 2, 3, 4]
     assert batch["k"].tolist() == [0, 1, 0, 1]
     assert reader.symbols == {"k": ["A", "B"]}
-    with pytest.raises(fastpipe.SchemaError, match="no field 'extra'") as caught:
+    with pytest.raises(fastpipe.errors.SchemaError, match="no field 'extra'") as caught:
         fastpipe.read_avro(tmp_path, features={"extra": fastpipe.DenseSpec((), "string")}, batch_size=1)
     assert caught.value.path == str(tmp_path / "1.avro")
     assert caught.value.feature == "extra"
@@ -144,9 +144,9 @@ def test_sources(files: list[str], tmp_path: Path) -> None:
     for missing in (tmp_path / "nothing.avro", str(tmp_path / "*.none"), tmp_path / "part=2"):
         with pytest.raises(FileNotFoundError) as caught:
             fastpipe.read_avro(missing, batch_size=1)
-        assert isinstance(caught.value, fastpipe.MissingFileError)
+        assert isinstance(caught.value, fastpipe.errors.MissingFileError)
         assert caught.value.path == str(missing)
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         fastpipe.read_avro([], batch_size=1)
     with pytest.raises(TypeError, match="source must be a path"):
         fastpipe.read_avro(3, batch_size=1)  # type: ignore[call-overload]
@@ -164,13 +164,13 @@ def test_sources(files: list[str], tmp_path: Path) -> None:
         ({"batch_size": 1, "epochs": 0}, ValueError),
         ({"batch_size": 1, "columns": []}, ValueError),
         ({"batch_size": 1, "columns": "id"}, TypeError),
-        ({"batch_size": 1, "columns": ["nothing"]}, fastpipe.SchemaError),
+        ({"batch_size": 1, "columns": ["nothing"]}, fastpipe.errors.SchemaError),
         ({"batch_size": 1, "features": {}}, ValueError),
         ({"batch_size": 1, "columns": ["id"], "features": {"id": fastpipe.DenseSpec((), "int64")}}, ValueError),
-        ({"batch_size": 1, "features": {"id": fastpipe.DenseSpec((), "string")}}, fastpipe.SchemaError),
-        ({"batch_size": 1, "features": {"id": fastpipe.DenseSpec((2,), "int64")}}, fastpipe.SchemaError),
-        ({"batch_size": 1, "features": {"terms": fastpipe.DenseSpec((), "int64")}}, fastpipe.SchemaError),
-        ({"batch_size": 1, "features": {"terms": fastpipe.SparseSpec((5, 5), "float32")}}, fastpipe.SchemaError),
+        ({"batch_size": 1, "features": {"id": fastpipe.DenseSpec((), "string")}}, fastpipe.errors.SchemaError),
+        ({"batch_size": 1, "features": {"id": fastpipe.DenseSpec((2,), "int64")}}, fastpipe.errors.SchemaError),
+        ({"batch_size": 1, "features": {"terms": fastpipe.DenseSpec((), "int64")}}, fastpipe.errors.SchemaError),
+        ({"batch_size": 1, "features": {"terms": fastpipe.SparseSpec((5, 5), "float32")}}, fastpipe.errors.SchemaError),
     ],
 )
 def test_invalid_arguments_are_refused_at_once(files: list[str], arguments: dict, error: type[Exception]) -> None:
@@ -181,26 +181,28 @@ def test_invalid_arguments_are_refused_at_once(files: list[str], arguments: dict
 def test_errors_have_file_block_and_feature(files: list[str]) -> None:
     features = {"items": fastpipe.DenseSpec((2,), "int32")}
     batches = iter(fastpipe.read_avro(files[3], features=features, batch_size=100))
-    with pytest.raises(fastpipe.ShapeError, match="expected 2 items, found") as caught:
+    with pytest.raises(fastpipe.errors.ShapeError, match="expected 2 items, found") as caught:
         next(batches)
     error = caught.value
     assert (error.path, error.block, error.feature) == (files[3], 0, "items")
     assert error.offset is not None
     assert error.record == 0
-    with pytest.raises(fastpipe.ShapeError):  # Not StopIteration, which the program would take for the end of the data.
+    with pytest.raises(
+        fastpipe.errors.ShapeError
+    ):  # Not StopIteration, which the program would take for the end of the data.
         next(batches)
     index = {"terms": fastpipe.SparseSpec((2,), "float32")}
-    with pytest.raises(fastpipe.ValueRangeError, match="below 2"):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match="below 2"):
         list(fastpipe.read_avro(files[3], features=index, batch_size=100))
     narrow = {"id": fastpipe.DenseSpec((), "int8")}
-    with pytest.raises(fastpipe.ValueRangeError, match="128 doesn't fit int8") as caught_range:
+    with pytest.raises(fastpipe.errors.ValueRangeError, match="128 doesn't fit int8") as caught_range:
         list(fastpipe.read_avro(files[0], features=narrow, batch_size=64))
     assert caught_range.value.feature == "id"
 
 
 def test_batches_before_damage_are_delivered(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", rows(0, 300), block=300)
-    blocks = fastpipe.AvroFile(path).blocks
+    blocks = fastpipe.avro.AvroFile(path).blocks
     features = fastpipe.infer_features(path)
     damaged = bytearray(Path(path).read_bytes())
     hit = len(blocks) // 2
@@ -212,7 +214,7 @@ def test_batches_before_damage_are_delivered(tmp_path: Path) -> None:
     for num_threads in (1, 4):
         batches = iter(fastpipe.read_avro(path, features=features, batch_size=1, num_threads=num_threads))
         assert [next(batches)["id"].tolist() for _ in range(good)] == [[i] for i in range(good)]
-        with pytest.raises(fastpipe.MalformedFileError) as caught:
+        with pytest.raises(fastpipe.errors.MalformedFileError) as caught:
             next(batches)
         assert (caught.value.block, caught.value.offset) == (hit, int(blocks["offset"][hit]))
 
@@ -511,7 +513,7 @@ def test_passes_dropped_in_a_row_leak_nothing(files: list[str]) -> None:
 
 
 def test_container_file(files: list[str]) -> None:
-    file = fastpipe.AvroFile(files[0])
+    file = fastpipe.avro.AvroFile(files[0])
     assert (file.codec, file.num_records, len(file)) == ("deflate", 400, 400)
     assert file.schema["name"] == "Row"
     assert file.metadata["avro.codec"] == b"deflate"
@@ -548,5 +550,5 @@ def test_files_that_change_between_epochs_are_refused(tmp_path: Path) -> None:
         (batch,) = reader
         assert sorted(batch["value"].to_list()) == ["a", "bbb", "cc"]
     write("aaa", "b", "cc")
-    with pytest.raises(fastpipe.MalformedFileError, match=r"texts\.avro.*block 0.*record"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=r"texts\.avro.*block 0.*record"):
         list(reader)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastpipe
-from fastpipe import Partition
+from fastpipe.typing import Partition
 
 
 def write(path: Path, blocks: list[int]) -> Path:
@@ -62,7 +62,7 @@ def test_partitions_pass_through_json_pickle_and_processes(tmp_path: Path) -> No
     assert pickle.loads(pickle.dumps(parts)) == parts
     assert len(pickle.dumps(parts[0])) < 300
     script = (
-        "import json, sys, fastpipe; part = fastpipe.Partition(*json.loads(sys.argv[2]));"
+        "import json, sys, fastpipe; part = fastpipe.typing.Partition(*json.loads(sys.argv[2]));"
         "reader = fastpipe.read_avro(sys.argv[1], batch_size=32, shuffle=True, seed=3);"
         "print([int(i) for batch in reader.read_partition(part) for i in batch['i']])"
     )
@@ -93,13 +93,13 @@ def test_states_fit_only_their_partition(tmp_path: Path) -> None:
     assert len(ids(again)) == 500 - 32
     assert len(rest) == 500 - 32 or len(rest) == 500
     for other in (reader.read_partition(parts[1]), reader):
-        with pytest.raises(fastpipe.StateError):
+        with pytest.raises(fastpipe.errors.StateError):
             other.load_state_dict(state)
 
 
 def test_partitions_have_the_negatives_of_the_whole() -> None:
     users = np.repeat(np.arange(400), 50)
-    positives = fastpipe.Interactions.from_arrays(users, (users * 7 + np.arange(len(users))) % 900)
+    positives = fastpipe.recsys.Interactions.from_arrays(users, (users * 7 + np.arange(len(users))) % 900)
 
     def points(reader: fastpipe.Reader) -> list[tuple[int, ...]]:
         return [
@@ -108,7 +108,7 @@ def test_partitions_have_the_negatives_of_the_whole() -> None:
             for i in range(len(batch["user"]))
         ]
 
-    reader = fastpipe.read_interactions(positives, batch_size=500, negatives=2, shuffle=False, seed=1)
+    reader = fastpipe.recsys.read_interactions(positives, batch_size=500, negatives=2, shuffle=False, seed=1)
     parts = reader.partition(3)
     assert [point for part in parts for point in points(reader.read_partition(part))] == points(reader)
 
@@ -124,7 +124,7 @@ def test_unsupported_partitions_are_refused(tmp_path: Path) -> None:
         (lambda: reader.read_partition(tuple(part)), TypeError, "got tuple. From JSON: Partition"),  # type: ignore[arg-type]
         (
             lambda: fastpipe.read_avro(write(tmp_path / "y.avro", [5]), batch_size=1).read_partition(part),
-            fastpipe.StateError,
+            fastpipe.errors.StateError,
             "does not belong to this reader",
         ),
     ]

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 import fastpipe
 import order_model
-from fastpipe import Masked, Ragged, Rebatcher, Sparse, SparseCSR, Strings, rebatch
+from fastpipe import Masked, Ragged, Sparse, Strings, rebatch
+from fastpipe.batch import SparseCSR
+from fastpipe.typing import Rebatcher
 from processes import together
 
 

@@ -267,7 +267,7 @@ def test_fields_read_more_than_once(folder: Path, schema: Any, seed: int, count:
             again = features[name] if leaf.type.kind == "sparse" else leaf.spec()
             features[f"again {name}"] = dataclasses.replace(again, field=name)
         for name, (field_path, dims, nullable) in counted.items():
-            options_of: Any = {"field": field_path, "length": True, "nulls": "mask" if nullable else "error"}
+            options_of: Any = {"field": field_path, "length": True, "on_null": "mask" if nullable else "error"}
             make = fastpipe.RaggedSpec if dims else fastpipe.DenseSpec
             features[name] = make((None,) * dims, "int64", **options_of)
         names = random.Random(seed).sample(list(features), len(features))
@@ -390,11 +390,11 @@ def convert(value: Any, kind: str, dtype: str) -> Any:
             stored = float(np.dtype(dtype).type(value))
         inexact = isinstance(value, int) and int(stored) != value
         if inexact or (math.isinf(stored) and not math.isinf(value)):
-            raise Misfit(fastpipe.ValueRangeError)
+            raise Misfit(fastpipe.errors.ValueRangeError)
         return stored
     limits = np.iinfo(dtype)
     if not limits.min <= value <= limits.max:
-        raise Misfit(fastpipe.ValueRangeError)
+        raise Misfit(fastpipe.errors.ValueRangeError)
     return int(value)
 
 
@@ -415,13 +415,13 @@ def shaped(value: Any, spec: Any, kind: str, nullable: Sequence[bool], level: in
     shape = spec.shape
     ragged = max((i + 1 for i, size in enumerate(shape) if size is None), default=0)
     fixed = [i for i, flag in enumerate(nullable) if flag and i >= ragged]
-    masked = max(fixed, default=-1) if spec.nulls == "mask" else -1  # The level that the mask covers.
+    masked = max(fixed, default=-1) if spec.on_null == "mask" else -1  # The level that the mask covers.
     if value is None:
-        if spec.nulls == "error":
-            raise Misfit(fastpipe.NullValueError)
+        if spec.on_null == "error":
+            raise Misfit(fastpipe.errors.NullValueError)
         if level < ragged:
-            return None if spec.nulls == "mask" else []
-        if spec.nulls == "mask":
+            return None if spec.on_null == "mask" else []
+        if spec.on_null == "mask":
             return full(shape[level:masked], None)
         fill = zero(spec.dtype) if spec.fill is None else spec.fill
         return full(shape[level:], fill)
@@ -435,7 +435,7 @@ def shaped(value: Any, spec: Any, kind: str, nullable: Sequence[bool], level: in
     # Items beyond the size are either cut off or refused.
     items = [each(shaped, item, spec, kind, nullable, level + 1) for item in (value if pad is None else value[:size])]
     if pad is None and size is not None and len(value) != size:
-        each.errors.append(fastpipe.ShapeError)
+        each.errors.append(fastpipe.errors.ShapeError)
     each.close()
     if size is not None and len(items) < size:
         # Under a mask, the padding is masked too.
@@ -537,7 +537,7 @@ def constant(draw: st.DrawFn, dtype: str) -> Any:
 
 @st.composite
 def nulls(draw: st.DrawFn, dtype: str) -> dict[str, Any]:
-    options: list[dict[str, Any]] = [{"nulls": "mask"}, {"nulls": "fill"}, {"fill": constant(draw, dtype)}]
+    options: list[dict[str, Any]] = [{"on_null": "mask"}, {"on_null": "fill"}, {"fill": constant(draw, dtype)}]
     return draw(st.sampled_from([*options, *options, {}]))
 
 
@@ -681,21 +681,21 @@ class SparseField:
     def row(self, record: Any) -> Any:
         """Returns the entries of a row, or raises Misfit."""
         spec = self.spec
-        fills = spec.nulls == "fill"
+        fills = spec.on_null == "fill"
         if record is None:
-            if spec.nulls == "error":
-                raise Misfit(fastpipe.NullValueError)
+            if spec.on_null == "error":
+                raise Misfit(fastpipe.errors.NullValueError)
             return [] if fills else None
         each = Each()
         if any(part is None for part in record.values()) and not fills:
-            each.errors.append(fastpipe.NullValueError)
+            each.errors.append(fastpipe.errors.NullValueError)
         if len({len(part or []) for part in record.values()}) > 1:
-            each.errors.append(fastpipe.ShapeError)
+            each.errors.append(fastpipe.errors.ShapeError)
         indices = [record[name] or [] for name in sorted(set(self.names) - {"values"})]
         for size, column in zip(spec.shape, indices, strict=True):
             outside = any(index < 0 or (size is not None and index >= size) for index in column)
             if spec.check_indices and outside:
-                each.errors.append(fastpipe.ValueRangeError)
+                each.errors.append(fastpipe.errors.ValueRangeError)
         values = [each(self.converted, value) for value in record["values"] or []]
         each.close()
         return list(zip(zip(*indices, strict=True), values, strict=True))
@@ -703,8 +703,8 @@ class SparseField:
     def converted(self, value: Any) -> Any:
         if value is not None:
             return convert(value, self.kind, self.spec.dtype)
-        if self.spec.nulls == "error":
-            raise Misfit(fastpipe.NullValueError)
+        if self.spec.on_null == "error":
+            raise Misfit(fastpipe.errors.NullValueError)
         return zero(self.spec.dtype) if self.spec.fill is None else self.spec.fill
 
 
@@ -720,8 +720,8 @@ def sparse_fields(draw: st.DrawFn) -> SparseField:
     unions = {name: draw(st.sampled_from(["", "", "one", "null first", "null last"])) for name in ["", *names]}
     item_union = draw(st.sampled_from(["", "", "one", "null first"]))
     options = draw(nulls(dtype))
-    if item_union == "null first" and options.get("nulls") == "mask":
-        options = {"nulls": "fill"}
+    if item_union == "null first" and options.get("on_null") == "mask":
+        options = {"on_null": "fill"}
     shape = [draw(st.sampled_from([None, 1, 5, 1000])) for _ in range(rank)]
     layout = draw(st.sampled_from(["coo", "csr"]))
     check = draw(st.sampled_from([True, True, False]))
@@ -773,7 +773,7 @@ def test_negative_indices(folder: Path, index: int, layout: Any, size: int | Non
     with new_file(folder) as path:
         write(path, sparse_schema("int"), [row], "null", 1)
         spec = fastpipe.SparseSpec((size,), "int32", layout=layout)
-        with pytest.raises(fastpipe.ValueRangeError, match="index"):
+        with pytest.raises(fastpipe.errors.ValueRangeError, match="index"):
             list(fastpipe.read_avro(path, features={"s": spec}, batch_size=1))
         spec = fastpipe.SparseSpec((size,), "int32", layout=layout, check_indices=False)
         (batch,) = fastpipe.read_avro(path, features={"s": spec}, batch_size=1)
@@ -791,5 +791,5 @@ def test_strings_are_utf_8(folder: Path, kind: Any) -> None:
         schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
         write(path, schema, [{"x": [value] if several else value}], "null", 1)
         spec = fastpipe.RaggedSpec((None,), "string") if several else fastpipe.DenseSpec((), "string")
-        with pytest.raises((fastpipe.MalformedFileError, fastpipe.SchemaError)):
+        with pytest.raises((fastpipe.errors.MalformedFileError, fastpipe.errors.SchemaError)):
             list(fastpipe.read_avro(path, features={"x": spec}, batch_size=1))

@@ -83,7 +83,7 @@ def test_a_state_resumes_at_every_step() -> None:
         fastpipe.sample(of_arrays(), 550, seed=1, part=2, replace=True),
         of_arrays(),
     ):
-        with pytest.raises(fastpipe.StateError, match="cannot resume from this state"):
+        with pytest.raises(fastpipe.errors.StateError, match="cannot resume from this state"):
             other.load_state_dict(drawn.state_dict())
     assert ids(pickle.loads(pickle.dumps(fastpipe.sample(of_arrays(), 550, seed=1)))) == whole_of(550)
 
@@ -148,7 +148,7 @@ def test_long_and_short_rows_are_equally_likely(tmp_path: Path, how: dict[str, A
     size, before = write(tmp_path / "x.csv", count)
     values = []
     for seed in range(20):
-        drawn = fastpipe.sample_csv(tmp_path / "x.csv", 5000, seed=seed, columns=["i"], dtype="int64", **how)
+        drawn = fastpipe.csv.sample_csv(tmp_path / "x.csv", 5000, seed=seed, columns=["i"], dtype="int64", **how)
         assert (drawn.values[:, 0] == drawn.rows).all()
         values += [by_length(drawn.rows, size), by_length(drawn.rows, before)]
     assert min(values) > 0.001 / 40
@@ -180,28 +180,28 @@ def test_samples_of_csv(tmp_path: Path) -> None:
     table = draw.standard_normal((5000, 3)).astype(np.float32)
     lines = [",".join(map(repr, map(float, row))) for row in table]
     path.write_text("a,b,c\n" + "\n".join(lines[:4999]) + "\n1,,x")
-    drawn = fastpipe.sample_csv(path, 300, seed=2, columns=["c", "a"], null_values=["", "x"])
+    drawn = fastpipe.csv.sample_csv(path, 300, seed=2, columns=["c", "a"], null_values=["", "x"])
     assert (drawn.values.dtype, drawn.values.flags.c_contiguous, drawn.columns) == (np.float32, True, ["c", "a"])
     table[4999] = [1, np.nan, np.nan]
     assert np.array_equal(drawn.values, table[drawn.rows][:, [2, 0]], equal_nan=True)
-    whole = fastpipe.sample_csv(path, 5000, dtype="float64", order="F", null_values=["", "x"])
+    whole = fastpipe.csv.sample_csv(path, 5000, dtype="float64", order="F", null_values=["", "x"])
     assert whole.values.flags.f_contiguous
     assert np.array_equal(whole.values.astype(np.float32), table, equal_nan=True)
     assert whole.rows.tolist() == list(range(5000))
-    same = fastpipe.sample_csv(path, 5000, seed=whole.seed, null_values=["", "x"], memory_limit="64MB")
+    same = fastpipe.csv.sample_csv(path, 5000, seed=whole.seed, null_values=["", "x"], memory_limit="64MB")
     assert np.array_equal(same.values, table, equal_nan=True)
-    with pytest.raises(fastpipe.SchemaError, match=r"can't hold the columns 'c'.*columns=\['a', 'b'\]"):
-        fastpipe.sample_csv(path, 3)
-    with pytest.raises(fastpipe.ValueRangeError, match=r"feature 'b': cannot parse .* as int64"):
-        fastpipe.sample_csv(path, 5000, columns=["b"], dtype="int64")
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"can't hold the columns 'c'.*columns=\['a', 'b'\]"):
+        fastpipe.csv.sample_csv(path, 3)
+    with pytest.raises(fastpipe.errors.ValueRangeError, match=r"feature 'b': cannot parse .* as int64"):
+        fastpipe.csv.sample_csv(path, 5000, columns=["b"], dtype="int64")
     with pytest.raises(ValueError, match="exceeds the 5000 rows"):
-        fastpipe.sample_csv(path, 5001, columns=["a"])
+        fastpipe.csv.sample_csv(path, 5001, columns=["a"])
     with pytest.raises(ValueError, match='order must be "C" or "F"'):
-        fastpipe.sample_csv(path, 1, columns=["a"], order="K")  # type: ignore[arg-type]
+        fastpipe.csv.sample_csv(path, 1, columns=["a"], order="K")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dtype must be numeric"):
-        fastpipe.sample_csv(path, 1, columns=["a"], dtype="string")
+        fastpipe.csv.sample_csv(path, 1, columns=["a"], dtype="string")
     with pytest.raises(ValueError, match="columns is empty"):
-        fastpipe.sample_csv(path, 1, columns=[])
+        fastpipe.csv.sample_csv(path, 1, columns=[])
 
 
 @pytest.mark.parametrize("method", ["exact", "block", "estimate", "stream"])
@@ -210,7 +210,7 @@ def test_floats_keep_integers_and_finite_numbers(method: Any) -> None:
         data = b"a,b\n" + b"1,2\n" * 30 + f"3,{text}\n".encode() + b"1,2\n" * 30
         how = {"seed": 1, "method": method, "columns": ["b"]} | options
         rows = 61 if method != "estimate" else 50
-        return fastpipe.sample_csv(data, rows, replace=method == "estimate", **how).values
+        return fastpipe.csv.sample_csv(data, rows, replace=method == "estimate", **how).values
 
     for text, dtype, hint in (
         ("16777217", "float32", 'dtype="float64"'),
@@ -223,7 +223,9 @@ def test_floats_keep_integers_and_finite_numbers(method: Any) -> None:
         ("18446744073709551615", "float64", 'dtype="uint64"'),
         ("1e400", "float64", "leave the column out"),
     ):
-        with pytest.raises(fastpipe.ValueRangeError, match=f"feature 'b': .*{text.strip()}.* exact as {dtype}.*{hint}"):
+        with pytest.raises(
+            fastpipe.errors.ValueRangeError, match=f"feature 'b': .*{text.strip()}.* exact as {dtype}.*{hint}"
+        ):
             # Sampling at random byte offsets misses a row with some seeds.
             [drawn(text, dtype=dtype, seed=seed) for seed in range(20 if method == "estimate" else 1)]
     for text in ("16777216", "0.1", "123456789.5", "1e38", "inf", "-Infinity", "33554436", "-0", ""):
@@ -237,7 +239,7 @@ def test_several_files_form_one_population(tmp_path: Path) -> None:
     for number in range(3):
         numbers = range(number * 100, number * 100 + 100)
         (tmp_path / f"{number}.csv").write_text("i\n" + "\n".join(map(str, numbers)))
-    drawn = fastpipe.sample_csv(tmp_path, 50, seed=1)
+    drawn = fastpipe.csv.sample_csv(tmp_path, 50, seed=1)
     assert drawn.values[:, 0].tolist() == drawn.rows.tolist()
     assert drawn.rows.max() > 200
 
@@ -264,7 +266,9 @@ def test_a_shuffle_is_not_ignored(shuffle: Any) -> None:
         ("sample", lambda: fastpipe.sample(reader, 5)),
         ("sample", lambda: fastpipe.sample(reader, 5, stratify=np.zeros(ROWS, int))),
     ):
-        with pytest.raises(fastpipe.UnsupportedError, match=rf"^{name}\(\) .*shuffle={shuffle!r}.*rebatch\(") as told:
+        with pytest.raises(
+            fastpipe.errors.UnsupportedError, match=rf"^{name}\(\) .*shuffle={shuffle!r}.*rebatch\("
+        ) as told:
             select()
     # The code in the hint works.
     chosen = fastpipe.take(of_arrays(), np.arange(0, ROWS, 40))
@@ -322,7 +326,7 @@ def test_rows_are_taken_by_index() -> None:
     again = fastpipe.take(of_arrays(), [3, 3, 70, 19_999])
     again.load_state_dict(state)
     assert ids(pickle.loads(pickle.dumps(fastpipe.take(of_arrays(epochs=2), [5])))) == [5, 5]
-    with pytest.raises(fastpipe.StateError, match="cannot resume from this state"):
+    with pytest.raises(fastpipe.errors.StateError, match="cannot resume from this state"):
         fastpipe.take(of_arrays(), [3, 70, 19_999]).load_state_dict(state)
     for wrong, error, match in (
         ([20_000], ValueError, "row 20000 does not exist in 20000 rows"),
@@ -367,7 +371,9 @@ def test_all_sources_draw_the_same_strata(tmp_path: Path) -> None:
     """Text and numbers sort differently, but equal strata must yield equal samples."""
     path, group = tmp_path / "x.csv", np.random.default_rng(2).integers(0, 300, 3000)
     path.write_text("i,g\n" + "".join(f"{i},{g}\n" for i, g in enumerate(group)))
-    drawn = [fastpipe.sample_csv(path, 500, seed=3, columns=["i"], stratify=stratify).rows for stratify in ("g", group)]
+    drawn = [
+        fastpipe.csv.sample_csv(path, 500, seed=3, columns=["i"], stratify=stratify).rows for stratify in ("g", group)
+    ]
     readers = [
         fastpipe.read_csv(path, batch_size=64),
         fastpipe.read_csv(path, features={"g": DenseSpec((), "string")}, batch_size=64),
@@ -411,7 +417,7 @@ def test_rows_are_drawn_by_weight(replace: bool) -> None:
         fastpipe.sample(of_arrays(), 1, weights=[1.0])
     with pytest.raises(ValueError, match="stratify or weights, not both"):
         fastpipe.sample(of_arrays(), 1, weights=weights, stratify=weights)
-    with pytest.raises(fastpipe.SchemaError, match="weights must be the name of a feature or an array; got 'w'"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="weights must be the name of a feature or an array; got 'w'"):
         fastpipe.sample(of_arrays(), 1, weights="w")
 
 
@@ -444,12 +450,12 @@ def test_strata_and_weights_of_csv(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     names = ["x", "long name, quoted", "é"]
     path.write_text("i,g,w\n" + "".join(f'{i},"{names[i % 3]}",{i % 5}\n' for i in range(900)), encoding="utf-8")
-    drawn = fastpipe.sample_csv(path, 90, seed=1, columns=["i"], stratify="g")
+    drawn = fastpipe.csv.sample_csv(path, 90, seed=1, columns=["i"], stratify="g")
     assert np.bincount(drawn.rows % 3).tolist() == [30, 30, 30]
     assert (drawn.values[:, 0] == drawn.rows).all()
-    drawn = fastpipe.sample_csv(path, 90, seed=1, columns=["i"], weights="w")
+    drawn = fastpipe.csv.sample_csv(path, 90, seed=1, columns=["i"], weights="w")
     assert not (drawn.rows % 5 == 0).any()
-    again = fastpipe.sample_csv(path, 90, seed=1, columns=["i"], weights=np.arange(900) % 5)
+    again = fastpipe.csv.sample_csv(path, 90, seed=1, columns=["i"], weights=np.arange(900) % 5)
     assert (again.rows == drawn.rows).all()
 
 
@@ -465,7 +471,7 @@ def test_block_samples_report_their_design_effect(tmp_path: Path) -> None:
     options: dict[str, Any] = {"method": "block", "columns": ["y", "z"], "dtype": "float64"}
     means, effects = [], []
     for seed in range(400):
-        drawn = fastpipe.sample_csv(path, rows, seed=seed, index_cache=tmp_path / "cache", **options)
+        drawn = fastpipe.csv.sample_csv(path, rows, seed=seed, index_cache=tmp_path / "cache", **options)
         assert drawn.values[:, 0].tolist() == drawn.rows.tolist()
         assert len(drawn.rows) == rows
         assert drawn.design_effect is not None
@@ -483,21 +489,23 @@ def test_block_samples_report_their_design_effect(tmp_path: Path) -> None:
 def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("y,pad\n" + "".join(f"{i},{'x' * 800}\n" for i in range(5000)))
-    parts = [fastpipe.sample_csv(path, 500, seed=1, method="block", columns=["y"], part=part) for part in range(3)]
+    parts = [fastpipe.csv.sample_csv(path, 500, seed=1, method="block", columns=["y"], part=part) for part in range(3)]
     found = np.concatenate([part.rows for part in parts])
     assert len(set(found.tolist())) == 1500
     # Blocks consist of adjacent rows.
     assert all((np.diff(part.rows) == 1).mean() > 0.9 for part in parts)
-    whole = fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"])
+    whole = fastpipe.csv.sample_csv(path, 5000, seed=1, method="block", columns=["y"])
     assert whole.rows.tolist() == list(range(5000))
     # Parts are consecutive arcs, which together contain each row once.
-    arcs = [fastpipe.sample_csv(path, 1250, seed=1, method="block", columns=["y"], part=part).rows for part in range(4)]
+    arcs = [
+        fastpipe.csv.sample_csv(path, 1250, seed=1, method="block", columns=["y"], part=part).rows for part in range(4)
+    ]
     assert np.sort(np.concatenate(arcs)).tolist() == list(range(5000))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 parts of 5000 rows each: the dataset has only 5000 rows"):
-        fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"], part=1)
+        fastpipe.csv.sample_csv(path, 5000, seed=1, method="block", columns=["y"], part=1)
     with pytest.raises(ValueError, match="rows=5001: the dataset has only 5000 rows"):
-        fastpipe.sample_csv(path, 5001, seed=1, method="block", columns=["y"])
+        fastpipe.csv.sample_csv(path, 5001, seed=1, method="block", columns=["y"])
     with pytest.raises(ValueError, match="equal probability: leave out replace, or draw"):
-        fastpipe.sample_csv(path, 5, method="block", columns=["y"], replace=True)
+        fastpipe.csv.sample_csv(path, 5, method="block", columns=["y"], replace=True)
     with pytest.raises(ValueError, match='method must be "exact", "block", "estimate" or "stream"; got'):
-        fastpipe.sample_csv(path, 5, method="naive", columns=["y"])  # type: ignore[arg-type]
+        fastpipe.csv.sample_csv(path, 5, method="naive", columns=["y"])  # type: ignore[arg-type]

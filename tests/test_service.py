@@ -44,7 +44,7 @@ def by_server(reader: fastpipe.Reader) -> Iterator[fastpipe.Reader]:
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 connected = pytest.mark.parametrize(
-    "connected", [by_server, pytest.param(fastpipe.LocalService, marks=linux)], ids=["server", "local"]
+    "connected", [by_server, pytest.param(fastpipe.service.LocalService, marks=linux)], ids=["server", "local"]
 )
 
 
@@ -79,7 +79,7 @@ def sent(value: Any) -> Any:
 
 @order
 def test_ranks_have_the_local_batches_from_every_state(make: Make, order: dict[str, Any]) -> None:
-    world, options = 3, {"batch_size": 8, "uneven": "pad", "seed": 3, **order}
+    world, options = 3, {"batch_size": 8, "on_uneven": "pad", "seed": 3, **order}
     if len(make(**options)._data.handle.unit_rows()) < world and "shuffle" in order:
         # There are fewer blocks than ranks.
         options["shard_by"] = "batch"
@@ -151,7 +151,7 @@ def test_epochs_are_those_of_the_served_reader_unless_others_are_requested(
     with read(epochs=own).serve() as server, ExitStack() as stack:
         remote = fastpipe.connect(server.url, seed=9, **asked)
         if local:
-            remote = stack.enter_context(fastpipe.LocalService(read(epochs=own), seed=9, **asked))
+            remote = stack.enter_context(fastpipe.service.LocalService(read(epochs=own), seed=9, **asked))
         expected = ids(itertools.islice(read(**{"epochs": own, "seed": 9} | asked), 300))
         assert ids(itertools.islice(remote, 300)) == expected
         assert len(expected) == min(300, 79 * (asked.get("epochs", own) or 300))
@@ -195,11 +195,11 @@ def test_samples_are_served_and_rows_by_number_are_not() -> None:
         for options in ({"replace": False}, {"replace": True}):
             theirs, ours = (fastpipe.sample(of, 300, seed=5, batch_size=50, **options) for of in (remote, plain))
             assert ids(theirs) == ids(ours)
-        with pytest.raises(fastpipe.UnsupportedError, match="do not support rows by index"):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="do not support rows by index"):
             fastpipe.take(remote, np.arange(10), batch_size=5)
         part = remote.partition(3)[0]
         assert part.rows == plain.partition(3)[0].rows
-        with pytest.raises(fastpipe.UnsupportedError, match="serve a reader of the partition"):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="serve a reader of the partition"):
             remote.read_partition(part)
 
 
@@ -218,7 +218,7 @@ def test_a_closed_pass_ends() -> None:
         batches = iter(remote)
         next(batches)
         remote.close()
-        with pytest.raises(fastpipe.PassClosedError):
+        with pytest.raises(fastpipe.errors.PassClosedError):
             next(batches)
         assert wait_until(lambda: server.stats()["clients"] == 0)
 
@@ -273,14 +273,14 @@ def test_a_server_that_comes_back_is_used_again() -> None:
 
 
 def test_wrong_servers_and_readers_are_named() -> None:
-    with pytest.raises(fastpipe.ServiceError, match=r"127\.0\.0\.1:9"):
+    with pytest.raises(fastpipe.errors.ServiceError, match=r"127\.0\.0\.1:9"):
         fastpipe.connect("grpc://127.0.0.1:9", timeout=0.3)
-    with read().serve() as server, pytest.raises(fastpipe.ServiceError, match=r"no reader 'other'.*default"):
+    with read().serve() as server, pytest.raises(fastpipe.errors.ServiceError, match=r"no reader 'other'.*default"):
         fastpipe.connect(server.url, "other")
     for url in ("127.0.0.1:80", "http://a:80", "grpc://a", "", 7):
         with pytest.raises(ValueError, match="grpc://host:port"):
             fastpipe.connect([url])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="empty"):
         fastpipe.connect([])
-    with pytest.raises(fastpipe.UnsupportedError, match="rebatch"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="rebatch"):
         Server(fastpipe.rebatch(read(), batch_size=7))  # type: ignore[arg-type]

@@ -126,10 +126,10 @@ def test_the_error_of_a_client_without_a_server_says_why(monkeypatch: pytest.Mon
     with read().serve(max_requests=1) as server:
         remote = fastpipe.connect(server.url, timeout=3)
         with holding(server, 1):
-            with pytest.raises(fastpipe.ServiceError, match="this server is busy") as told:
+            with pytest.raises(fastpipe.errors.ServiceError, match="this server is busy") as told:
                 next(iter(remote))
             assert "max_requests" in str(told.value) or "1 requests" in str(told.value)
-            with pytest.raises(fastpipe.ServiceError, match="this server is busy"):
+            with pytest.raises(fastpipe.errors.ServiceError, match="this server is busy"):
                 fastpipe.connect(server.url, timeout=3)
         assert wait_until(lambda: server.stats()["clients"] == 0)
         assert ids(remote) == EXPECTED

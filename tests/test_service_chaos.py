@@ -200,7 +200,7 @@ def for_good(urls: list[str], chaos: Chaos, draw: random.Random) -> None:
     chaos.ends_all()
     ended = time.monotonic()
     with pytest.raises(
-        fastpipe.ServiceError, match=rf"no server has answered for {SHORT:g} seconds: .*{'.*'.join(urls)}"
+        fastpipe.errors.ServiceError, match=rf"no server has answered for {SHORT:g} seconds: .*{'.*'.join(urls)}"
     ):
         consumer.take()
     assert time.monotonic() - max(ended, consumer.last) < SHORT + MARGIN
@@ -239,7 +239,7 @@ def replaced_by_others(urls: list[str], chaos: Chaos, draw: random.Random, serve
     server.start(other)
     server.wait()
     try:
-        with pytest.raises(fastpipe.StateError, match="other data"):
+        with pytest.raises(fastpipe.errors.StateError, match="other data"):
             consumer.take(100_000)
     finally:
         server.end()

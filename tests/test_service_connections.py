@@ -216,7 +216,7 @@ def test_a_forked_child_opens_a_new_connection() -> None:
         if (child := os.fork()) == 0:
             try:
                 next(begun)
-            except fastpipe.PassClosedError:
+            except fastpipe.errors.PassClosedError:
                 os._exit(7 if len(list(remote)) == len(list(fastpipe.connect(sys.argv[1]))) == 20 else 8)
             os._exit(9)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

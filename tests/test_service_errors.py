@@ -46,7 +46,7 @@ def test_errors_of_a_custom_source_are_raised_in_their_place(error: Exception) -
             found.extend(batch["x"][0] for batch in remote)
         # The client doesn't wait for the timeout.
         assert time.monotonic() < begun + 100
-        assert not isinstance(raised.value, fastpipe.ServiceError)
+        assert not isinstance(raised.value, fastpipe.errors.ServiceError)
         assert str(server.url) in str(raised.value)
         assert found == [0, 8, 16, 24, 32]
 
@@ -56,14 +56,14 @@ def test_a_server_without_resources_is_asked_again() -> None:
     numbers = source(OSError("too many open files"))
     with fastpipe.read_units(numbers, batch_size=8).serve() as server:
         remote = fastpipe.connect(server.url, timeout=4)
-        with pytest.raises(fastpipe.ServiceError, match="too many open files"):
+        with pytest.raises(fastpipe.errors.ServiceError, match="too many open files"):
             list(remote)
     assert numbers.calls.count(5) > 1
 
 
 UNREADABLE = [
-    fastpipe.StorageError("the disk failed (file data.bin)", path="data.bin", reason="the disk failed"),
-    fastpipe.MissingFileError("file data.bin is missing", path="data.bin"),
+    fastpipe.errors.StorageError("the disk failed (file data.bin)", path="data.bin", reason="the disk failed"),
+    fastpipe.errors.MissingFileError("file data.bin is missing", path="data.bin"),
 ]
 unreadable = pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: type(error).__name__)
 # Longer than any test may take, so no test waits for it.
@@ -81,7 +81,7 @@ def test_a_file_that_no_server_can_read_is_an_error_at_once(error: Exception, se
         with pytest.raises(type(error)) as raised:
             found.extend(batch["x"][0] for batch in fastpipe.connect(urls, timeout=LONG))
     assert found == [0, 8, 16, 24, 32]
-    assert not isinstance(raised.value, fastpipe.ServiceError)
+    assert not isinstance(raised.value, fastpipe.errors.ServiceError)
     assert str(raised.value) == str(expected.value)
     assert raised.value.path == expected.value.path == "data.bin"
 
@@ -100,7 +100,7 @@ def test_a_server_that_is_away_may_read_the_file_until_the_timeout(error: Except
     with reader(error).serve() as faulty:
         with pytest.raises(type(error), match=r"data\.bin") as raised:
             list(fastpipe.connect([faulty.url, gone], timeout=4))
-        assert not isinstance(raised.value, fastpipe.ServiceError)
+        assert not isinstance(raised.value, fastpipe.errors.ServiceError)
 
 
 @unreadable
@@ -115,5 +115,8 @@ def test_the_fallback_reads_what_servers_cannot(error: Exception) -> None:
 
 @unreadable
 def test_a_local_service_raises_what_its_reader_raises(error: Exception) -> None:
-    with fastpipe.LocalService(reader(error), timeout=LONG) as remote, pytest.raises(type(error), match=r"data\.bin"):
+    with (
+        fastpipe.service.LocalService(reader(error), timeout=LONG) as remote,
+        pytest.raises(type(error), match=r"data\.bin"),
+    ):
         list(remote)

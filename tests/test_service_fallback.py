@@ -103,7 +103,7 @@ def test_a_server_that_comes_is_used_if_it_has_the_data(gone: str, port: int, ve
     assert len(here.calls) >= 20
     with Server(fastpipe.read_units(Versioned(version), **options), port=port) as server:
         if version == "other":
-            with pytest.raises(fastpipe.StateError, match=r"other data.*connect anew"):
+            with pytest.raises(fastpipe.errors.StateError, match=r"other data.*connect anew"):
                 found.extend(_until(batches, lambda: False))
         else:
             found += _until(batches, lambda: made(server) > 20)
@@ -160,9 +160,9 @@ def test_a_silent_network_loses_nothing() -> None:
 
 def test_permanent_refusals_are_raised_despite_a_fallback() -> None:
     with read().serve(token="open sesame") as server:
-        with pytest.raises(fastpipe.ServiceError, match="token"):
+        with pytest.raises(fastpipe.errors.ServiceError, match="token"):
             fastpipe.connect(server.url, fallback=read(), timeout=60)
-        with pytest.raises(fastpipe.ServiceError, match="no reader 'other'"):
+        with pytest.raises(fastpipe.errors.ServiceError, match="no reader 'other'"):
             fastpipe.connect(server.url, "other", token="open sesame", fallback=read(), timeout=60)
 
 
@@ -179,7 +179,7 @@ def test_permanent_refusals_are_raised_despite_a_fallback() -> None:
 )
 def test_a_fallback_has_the_order_of_the_servers(other: dict[str, Any], match: str) -> None:
     with read().serve() as server:
-        with pytest.raises(fastpipe.UnsupportedError, match=match):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match=match):
             fastpipe.connect(server.url, fallback=read(**other))
         if "seed" in other:
             assert len(ids(fastpipe.connect(server.url, fallback=read(**other), seed=3))) == 120
@@ -312,17 +312,17 @@ def test_without_servers_the_directory_says_why(servers: list[Server]) -> None:
     batches = iter(remote)
     begun = [next(batches)["id"].tolist() for _ in range(3)]
     directory.listed = []
-    with pytest.raises(fastpipe.ServiceError, match="for 3 seconds: the directory lists no server"):
+    with pytest.raises(fastpipe.errors.ServiceError, match="for 3 seconds: the directory lists no server"):
         begun.extend(batch["id"].tolist() for batch in batches)
     assert begun == ids(itertools.islice(slow(epochs=None), len(begun)))
     directory.listed = RuntimeError("the office is closed")
     servers[0].stop()
-    with pytest.raises(fastpipe.ServiceError, match="the office is closed"):
+    with pytest.raises(fastpipe.errors.ServiceError, match="the office is closed"):
         list(remote)
     with pytest.raises(RuntimeError, match="the office is closed"):
         fastpipe.connect(directory, timeout=1)
     directory.listed = []
-    with pytest.raises(fastpipe.ServiceError, match=r"listed no server for 0\.5 seconds"):
+    with pytest.raises(fastpipe.errors.ServiceError, match=r"listed no server for 0\.5 seconds"):
         fastpipe.connect(directory, timeout=0.5)
     directory.listed = ["no URL"]
     with pytest.raises(ValueError, match="grpc://host:port"):

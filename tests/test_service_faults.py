@@ -68,7 +68,7 @@ def test_a_server_with_other_data_is_an_error(servers: list[ServerProcess], conf
     servers[1].end()
     servers[1].start(configs[1])
     servers[1].wait()
-    with pytest.raises(fastpipe.StateError, match="other"):
+    with pytest.raises(fastpipe.errors.StateError, match="other"):
         found.extend(slowly(batches))
     assert found == [same(batch) for batch in itertools.islice(read(epochs=None), len(found))]
 
@@ -80,9 +80,9 @@ def test_a_server_with_other_data_locates_no_row() -> None:
         with pytest.raises(IndexError, match="row 99 does not exist"):
             remote.locate(3, 99)
     with Server(rows_of(500, 1, 2, batch_size=16), port=server.port):
-        with pytest.raises(fastpipe.StateError) as of_batches:
+        with pytest.raises(fastpipe.errors.StateError) as of_batches:
             remote.batch_at(3)
-        with pytest.raises(fastpipe.StateError, match=r"other data.*connect anew") as of_places:
+        with pytest.raises(fastpipe.errors.StateError, match=r"other data.*connect anew") as of_places:
             remote.locate(3, 5)
         assert str(of_places.value) == str(of_batches.value)
     with Server(few(), port=server.port):
@@ -94,9 +94,9 @@ def test_any_server_that_listens_locates_rows() -> None:
     with few().serve() as server:
         remote = fastpipe.connect([gone, server.url, gone], timeout=5)
         assert remote.locate(3, 5) == few().locate(3, 5)
-    with pytest.raises(fastpipe.ServiceError, match=r"127\.0\.0\.1"):
+    with pytest.raises(fastpipe.errors.ServiceError, match=r"127\.0\.0\.1"):
         fastpipe.connect([gone, gone], timeout=0.5)
-    with pytest.raises(fastpipe.ServiceError, match=f"{gone}.*{server.url}"):
+    with pytest.raises(fastpipe.errors.ServiceError, match=f"{gone}.*{server.url}"):
         remote.locate(3, 5)
 
 
@@ -190,7 +190,9 @@ def test_a_link_that_damages_most_batches_ends_the_pass(every: int) -> None:
         batches = iter(fastpipe.connect(network.url, timeout=timeout))
         whole = [next(batches)["id"].tolist()]
         network.corrupt_every = every
-        with pytest.raises(fastpipe.ServiceError, match=r"most batches are damaged on their way: \d+ of the last \d+"):
+        with pytest.raises(
+            fastpipe.errors.ServiceError, match=r"most batches are damaged on their way: \d+ of the last \d+"
+        ):
             whole.extend(batch["id"].tolist() for batch in batches)
         again = iter(reader)
         assert whole == [next(again)["id"].tolist() for _ in whole]
@@ -248,7 +250,7 @@ def fails_in_time(match: str, *ask: Callable[[], object]) -> None:
 
     def fails(ask: Callable[[], object]) -> float:
         begun = time.monotonic()
-        with pytest.raises(fastpipe.ServiceError, match=match):
+        with pytest.raises(fastpipe.errors.ServiceError, match=match):
             ask()
         return time.monotonic() - begun
 
@@ -321,7 +323,7 @@ def falls_silent(port: int, silent_after: int) -> None:
                 found.append(batch["id"].tolist())
                 begun = time.monotonic()
 
-        with pytest.raises(fastpipe.ServiceError, match=f":{network.port}"):
+        with pytest.raises(fastpipe.errors.ServiceError, match=f":{network.port}"):
             consume()
         assert time.monotonic() - begun < TIMEOUT + MARGIN
         assert found == first(len(found))

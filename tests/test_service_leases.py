@@ -26,7 +26,7 @@ def read(**options: Any) -> fastpipe.Reader:
     return rows_of(400, **{"batch_size": 10, "seed": 5} | options)
 
 
-def used(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[fastpipe.StepOfEpoch, str]]:
+def used(worker: fastpipe.leases.LeaseWorker, most: int | None = None) -> list[tuple[fastpipe.leases.StepOfEpoch, str]]:
     """Uses and commits all batches, or this many."""
     found = []
     for batch in worker:
@@ -68,11 +68,11 @@ def test_remote_and_local_workers_continue_each_other(make: Make, order: dict[st
                 found += used(worker, 1)
     assert len(found) == 8
     assert dict(found) == expected(make(**options))
-    assert fastpipe.Ledger(url).status().finished
+    assert fastpipe.leases.Ledger(url).status().finished
 
 
 def test_remote_workers_share_the_batches_though_a_server_stops(url: str, servers: list[Server]) -> None:
-    found: list[tuple[fastpipe.StepOfEpoch, str]] = []
+    found: list[tuple[fastpipe.leases.StepOfEpoch, str]] = []
     begun = threading.Barrier(4)
 
     def work(name: str) -> None:
@@ -87,7 +87,7 @@ def test_remote_workers_share_the_batches_though_a_server_stops(url: str, server
     together(threading.Thread(target=work, args=(f"w{i}",)) for i in range(4))
     assert len(found) == 80
     assert dict(found) == expected(read(), 2)
-    status = fastpipe.Ledger(url).status()
+    status = fastpipe.leases.Ledger(url).status()
     assert status.finished
     assert sum(worker.batches for worker in status.workers) == 80
 
@@ -96,7 +96,7 @@ def test_without_servers_uncommitted_batches_become_free(url: str, servers: list
     remote = fastpipe.connect(servers[0].url, prefetch=2, timeout=1)
     servers[0].stop()
     with (
-        pytest.raises(fastpipe.ServiceError, match=str(servers[0].port)),
+        pytest.raises(fastpipe.errors.ServiceError, match=str(servers[0].port)),
         remote.lease(url, worker="first", stretch=40) as worker,
     ):
         used(worker)
@@ -110,7 +110,7 @@ def test_other_data_at_the_server_is_another_job(url: str, servers: list[Server]
         used(worker, 1)
     with (
         read(batch_size=20, epochs=2).serve() as server,
-        pytest.raises(fastpipe.StateError, match=r"batch_size was 10 and is 20"),
+        pytest.raises(fastpipe.errors.StateError, match=r"batch_size was 10 and is 20"),
     ):
         fastpipe.connect(server.url).lease(url, worker="two")
 
@@ -125,5 +125,8 @@ def test_a_remote_reader_without_a_seed_is_refused(url: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 def test_a_worker_on_a_local_service(url: str) -> None:
-    with fastpipe.LocalService(read(), prefetch=2) as remote, remote.lease(url, worker="one", stretch=7) as worker:
+    with (
+        fastpipe.service.LocalService(read(), prefetch=2) as remote,
+        remote.lease(url, worker="one", stretch=7) as worker,
+    ):
         assert dict(used(worker)) == expected(read())

@@ -59,7 +59,7 @@ def test_shares_never_exceed_the_limit(memory: int, keep: int, passes: int, own:
 def test_limits_are_checked_when_a_server_starts() -> None:
     with pytest.raises(ValueError, match=r"memory_limit is 1048576 bytes, and keep is 134217728 of these"):
         wide().serve(memory_limit="1MiB")
-    with pytest.raises(fastpipe.LimitError, match=r"'default' doesn't fit its share.* at least \S+ MB") as told:
+    with pytest.raises(fastpipe.errors.LimitError, match=r"'default' doesn't fit its share.* at least \S+ MB") as told:
         wide().serve(memory_limit="16MiB", keep="1MiB")
     assert "max_passes" in str(told.value)
     for wrong in ("much", -1, 0):
@@ -183,7 +183,7 @@ def test_a_batch_that_does_not_fit_is_refused(files: Path, kind: str, shuffle: b
         with Highest(lambda: process.memory_info().rss) as most:
             for order in ({"batch_size": HUGE}, {"batch_size": 390_000}, {"batch_size": HUGE, "shuffle_buffer": 2**31}):
                 told = answer(client, ticket(client, **order))
-                assert isinstance(told, fastpipe.LimitError), told
+                assert isinstance(told, fastpipe.errors.LimitError), told
                 assert "memory_limit is 41.9 MB, and this takes at least " in str(told)
                 assert "A smaller batch_size needs less" in str(told)
         assert most.value - before < 40 * MiB, f"{(most.value - before) >> 20} MiB"
@@ -203,7 +203,7 @@ def test_small_data_may_be_one_batch() -> None:
         assert server.stats()["kept_bytes"] <= 128 * MiB
     with wide().serve(memory_limit="64MiB", keep="1MiB", max_passes=4) as server, client_of(server.url) as client:
         told = answer(client, ticket(client, batch_size=HUGE))
-        assert isinstance(told, fastpipe.LimitError)
+        assert isinstance(told, fastpipe.errors.LimitError)
         assert "memory_limit is " in str(told)
         # A single batch of the served order fits.
         expected = wide().batch_at(3)["id"].tolist()
@@ -230,6 +230,6 @@ def test_without_a_limit_batches_of_clients_may_take_half_of_the_machine(shuffle
     with reader.serve() as server, client_of(server.url) as client:
         for stop in (1, 2):
             told = answer(client, ticket(client, 0, stop, batch_size=HUGE // 2))
-            assert isinstance(told, fastpipe.LimitError), told
+            assert isinstance(told, fastpipe.errors.LimitError), told
             assert "takes at least " in str(told)
         assert server.stats()["passes"] == 0

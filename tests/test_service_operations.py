@@ -136,9 +136,9 @@ def logged(folder: Path, *arguments: str) -> list[str]:
     readers = {"reader": rows_of(1000, batch_size=10), "broken": broken}
     with serving(readers, folder, *given, log=log) as server:
         assert len(list(fastpipe.connect(server.url, token=SECRET))) == 100
-        with pytest.raises(fastpipe.ServiceError, match="token"):
+        with pytest.raises(fastpipe.errors.ServiceError, match="token"):
             fastpipe.connect(server.url, token="open barley", timeout=60)
-        with pytest.raises(fastpipe.MalformedFileError):
+        with pytest.raises(fastpipe.errors.MalformedFileError):
             list(fastpipe.connect(server.url, reader="broken", token=SECRET))
         assert server.end(signal.SIGTERM) == 0
     lines = log.read_text().splitlines()

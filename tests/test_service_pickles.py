@@ -252,13 +252,13 @@ def test_places_are_not_unpickled(hostile: Hostile, watched: Watched, monkeypatc
         json.dumps({"kind": "Place(): __import__('os')", "fields": {"x=print()": 1}}).encode(),
     ):
         hostile.change_answer = lambda action, _, told=told: summed([told])
-        with pytest.raises(fastpipe.ServiceError, match="place that can't be read"):
+        with pytest.raises(fastpipe.errors.ServiceError, match="place that can't be read"):
             remote.locate(0, 0)
     hostile.change_answer = lambda action, _: summed([])
-    with pytest.raises(fastpipe.ServiceError, match="place that can't be read"):
+    with pytest.raises(fastpipe.errors.ServiceError, match="place that can't be read"):
         remote.locate(0, 0)
     hostile.change_answer = lambda action, _: [watched.pickle]
-    with pytest.raises(fastpipe.ServiceError, match="no checksum"):
+    with pytest.raises(fastpipe.errors.ServiceError, match="no checksum"):
         remote.locate(0, 0)
     watched.check()
 
@@ -330,7 +330,7 @@ def test_wrong_batches_are_refused(change: dict[str, Any], other: bool, match: s
             return flight.GeneratorStream(found.schema, ((chunk.data, chunk.app_metadata) for chunk in found))
 
         hostile.batches = forward
-        with pytest.raises(fastpipe.ServiceError, match=match):
+        with pytest.raises(fastpipe.errors.ServiceError, match=match):
             next(iter(fastpipe.connect(hostile.url, timeout=1)))
 
 

@@ -59,13 +59,13 @@ def test_a_client_with_certificate_and_token_is_admitted(guarded: str, certifica
 def test_a_certificate_of_another_authority_is_refused(guarded: str, certificates: Path) -> None:
     stranger = (certificates / "stranger.pem", certificates / "stranger.key")
     for changed in ({"certificate": stranger}, {"certificate": None}, {"ca": stranger[0]}, {"ca": None}):
-        with pytest.raises(fastpipe.ServiceError, match=re.escape(guarded)):
+        with pytest.raises(fastpipe.errors.ServiceError, match=re.escape(guarded)):
             fastpipe.connect(guarded, **shown(certificates, **changed), timeout=0.5)
 
 
 @pytest.mark.parametrize("token", [None, "", "open barley", "open sesame ", "open sesam", "Bearer open sesame"])
 def test_a_wrong_token_is_refused(guarded: str, certificates: Path, token: str | None) -> None:
-    with pytest.raises(fastpipe.ServiceError, match=r"requires a token: connect\(..., token=...\)"):
+    with pytest.raises(fastpipe.errors.ServiceError, match=r"requires a token: connect\(..., token=...\)"):
         fastpipe.connect(guarded, **shown(certificates, token=token), timeout=60)
 
 
@@ -103,7 +103,7 @@ def test_each_request_needs_the_token(guarded: str, certificates: Path) -> None:
 
 def test_an_unencrypted_client_is_refused(guarded: str, certificates: Path) -> None:
     plain = guarded.replace("grpc+tls", "grpc")
-    with pytest.raises(fastpipe.ServiceError, match=re.escape(plain)):
+    with pytest.raises(fastpipe.errors.ServiceError, match=re.escape(plain)):
         fastpipe.connect(plain, token="open sesame", timeout=0.5)
     assert ids([fastpipe.connect(guarded, **shown(certificates)).batch_at(0)]) == ids([read().batch_at(0)])
 
@@ -115,7 +115,7 @@ def test_encryption_without_certificates_of_clients(certificates: Path) -> None:
         assert ids(fastpipe.connect(server.url, ca=certificates / "ca.pem")) == ids(read())
         plain = server.url.replace("grpc+tls", "grpc")
         for url, ca in ((server.url, certificates / "stranger.pem"), (server.url, None), (plain, None)):
-            with pytest.raises(fastpipe.ServiceError, match="127"):
+            with pytest.raises(fastpipe.errors.ServiceError, match="127"):
                 fastpipe.connect(url, ca=ca, timeout=1)
     for url, options in (("grpc://127.0.0.1:0", {"tls": tls}), ("grpc+tls://127.0.0.1:0", {}), ("127.0.0.1", {})):
         with pytest.raises(ValueError, match="grpc"):

@@ -88,18 +88,18 @@ def csv(features: dict[str, Any] | None = None, **options: Any) -> Callable[[Pat
 
 WORDS = ["w0", "w1", "w2"]
 INT, PAIR = partial(DENSE, (), "int32"), partial(DENSE, (2,), "int64")
-BUCKET = partial(VOCABULARY, unknown="bucket")
+BUCKET = partial(VOCABULARY, on_unknown="bucket")
 FIRST, SECOND = (
     {"type": "record", "name": "R", "fields": [{"name": "c", "type": "int", "default": default}]} for default in (1, 2)
 )
 A, B = ({name: INT(fill=0)} for name in "ab")
-ITEMS, X = {"items": PAIR(pad=0)}, {"x": DENSE((), "float64", nulls="fill")}
+ITEMS, X = {"items": PAIR(pad=0)}, {"x": DENSE((), "float64", on_null="fill")}
 NAN = float("nan")
 
 # Pairs whose batches have the same size and mostly the same columns, but different values.
 DIFFERING = {
     "fill": (avro({"a": INT(fill=-1)}), avro({"a": INT(fill=-2)})),
-    "nulls": (avro(A), avro({"a": INT(nulls="mask")})),
+    "nulls": (avro(A), avro({"a": INT(on_null="mask")})),
     "dtype": (avro(A), avro({"a": DENSE((), "float32", fill=0)})),
     "shape": (avro(ITEMS), avro({"items": DENSE((3,), "int64", pad=0)})),
     "pad": (avro(ITEMS), avro({"items": PAIR(pad=9)})),
@@ -153,13 +153,13 @@ def test_a_server_with_other_specs_is_an_error(pair: str, folder: Path) -> None:
         remote = fastpipe.connect(one.url, epochs=None, prefetch=1)
         batches = iter(remote)
         next(batches)
-    with Server(second, port=one.port), pytest.raises(fastpipe.StateError, match=r"other specs.*connect again"):
+    with Server(second, port=one.port), pytest.raises(fastpipe.errors.StateError, match=r"other specs.*connect again"):
         # Batches that were requested earlier may still arrive.
         for _ in itertools.islice(batches, 200):
             pass
     with Server(second, port=one.port) as other:
         for ask in (lambda: remote.batch_at(3), lambda: remote.locate(3, 0), lambda: next(iter(remote))):
-            with pytest.raises(fastpipe.StateError, match="other specs"):
+            with pytest.raises(fastpipe.errors.StateError, match="other specs"):
                 ask()
         assert len(list(fastpipe.connect(other.url))) == ROWS // 8
 
@@ -170,7 +170,7 @@ def test_servers_with_other_specs_are_not_mixed(folder: Path) -> None:
         remote = fastpipe.connect([one.url, two.url], epochs=50, prefetch=4)
         described = ours if remote.features == ours.features else other
         found: list[str] = []
-        with pytest.raises(fastpipe.StateError, match="other specs"):
+        with pytest.raises(fastpipe.errors.StateError, match="other specs"):
             found.extend(text for batch in remote for text in texts([batch]))
         places = [divmod(number, ROWS // 8) for number in range(len(found))]
         assert found == texts(described.batch_at(step, epoch=epoch) for epoch, step in places)
@@ -190,7 +190,7 @@ def test_the_fallback_has_the_specs_of_the_servers(folder: Path) -> None:
     ours, other = (read(folder) for read in DIFFERING["vocabulary"])
     with ours.serve() as server:
         assert len(list(fastpipe.connect(server.url, fallback=ours))) == ROWS // 8
-        with pytest.raises(fastpipe.UnsupportedError, match="the fallback reads the data with other specs"):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="the fallback reads the data with other specs"):
             fastpipe.connect(server.url, fallback=other)
 
 
@@ -217,7 +217,7 @@ def test_another_version_of_the_service_is_an_error(version: int | None) -> None
             return iter(summed([told, served.unit_rows().tobytes()]))
 
     told = rf"speaks version {version} .*both be of one version"
-    with Old("grpc://127.0.0.1:0") as old, pytest.raises(fastpipe.ServiceError, match=told):
+    with Old("grpc://127.0.0.1:0") as old, pytest.raises(fastpipe.errors.ServiceError, match=told):
         fastpipe.connect(f"grpc://127.0.0.1:{old.port}", timeout=60)
     with reader.serve() as server:
         client = flight.FlightClient(server.url)

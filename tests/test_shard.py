@@ -28,7 +28,7 @@ def rows(reader: fastpipe.Reader) -> list[list[int]]:
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_a_shard_is_a_rank_of_a_larger_world(data: Data, shuffle: bool, world: int) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": shuffle, "seed": 3, "uneven": "allow"}
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": shuffle, "seed": 3, "on_uneven": "allow"}
     seen: list[int] = []
     for rank in range(world):
         whole = data.read(**options, rank=rank, world_size=world)
@@ -45,14 +45,14 @@ def test_a_shard_is_a_rank_of_a_larger_world(data: Data, shuffle: bool, world: i
 
 
 def test_shards_share_a_generated_seed(data: Data) -> None:
-    reader = data.read(batch_size=4, shuffle=True, uneven="allow")
+    reader = data.read(batch_size=4, shuffle=True, on_uneven="allow")
     parts = [row for index in range(3) for batch in rows(reader.shard(3, index)) for row in batch]
     assert sorted(parts) == list(range(411))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_shards_begin_at_the_loaded_state(data: Data, shuffle: bool) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": shuffle, "seed": 3, "uneven": "allow"}
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": shuffle, "seed": 3, "on_uneven": "allow"}
     reader = data.read(**options)
     batches = iter(reader)
     first = [row for _ in range(17) for row in samples.ids_of([next(batches)])]
@@ -64,23 +64,23 @@ def test_shards_begin_at_the_loaded_state(data: Data, shuffle: bool) -> None:
 
 
 def test_shards_begin_at_the_epoch(data: Data) -> None:
-    reader = data.read(batch_size=4, shuffle=True, seed=3, uneven="allow")
+    reader = data.read(batch_size=4, shuffle=True, seed=3, on_uneven="allow")
     reader.set_epoch(5)
     shard = reader.shard(2, 1)
     assert shard.epoch == 5
-    other = data.read(batch_size=4, shuffle=True, seed=3, uneven="allow", rank=1, world_size=2)
+    other = data.read(batch_size=4, shuffle=True, seed=3, on_uneven="allow", rank=1, world_size=2)
     other.set_epoch(5)
     assert rows(shard) == rows(other)
 
 
 def test_states_that_cannot_be_sharded_are_refused(data: Data) -> None:
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": "buffer", "seed": 3, "uneven": "allow"}
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": "buffer", "seed": 3, "on_uneven": "allow"}
     reader = data.read(**options)
     batches = iter(reader)
     next(batches)
     resumed = data.read(**options)
     resumed.load_state_dict(reader.state_dict())
-    with pytest.raises(fastpipe.StateError, match="cannot resume from this state"):
+    with pytest.raises(fastpipe.errors.StateError, match="cannot resume from this state"):
         resumed.shard(2, 0)
 
 

@@ -387,11 +387,11 @@ def test_wrong_arguments(tmp_path: Path, arguments: dict[str, object], message: 
 
 
 def test_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(fastpipe.MissingFileError):
+    with pytest.raises(fastpipe.errors.MissingFileError):
         shuffle_report(tmp_path / "none.avro", batch_size=8)
     path = write(tmp_path / "a.avro", UNEVEN)
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(fastpipe.MalformedFileError):
+    with pytest.raises(fastpipe.errors.MalformedFileError):
         shuffle_report(path, batch_size=8)
 
 

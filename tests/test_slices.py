@@ -26,7 +26,7 @@ NUMBERS = list(range(sum(ROWS)))
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes slices have 10 rows of `Numbers`, and splits units of more than 20 rows."""
-    monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", 80)
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", 80)
 
 
 class Sliced(Numbers):
@@ -111,7 +111,7 @@ def test_states_and_batches_do_not_depend_on_slices(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("shard_by", [None, "batch"])
 def test_ranks_have_the_same_rows_with_and_without_slices(monkeypatch: pytest.MonkeyPatch, shard_by: Any) -> None:
     def of(rank: int) -> list[int]:
-        options: Any = {"rank": rank, "world_size": 3, "uneven": "allow", "shard_by": shard_by}
+        options: Any = {"rank": rank, "world_size": 3, "on_uneven": "allow", "shard_by": shard_by}
         return flat(fastpipe.read_units(Sliced([4, 25, 0, 3, 300]), batch_size=1, **options))
 
     sliced = [of(rank) for rank in range(3)]
@@ -127,7 +127,7 @@ def test_ranks_read_each_unit_once(monkeypatch: pytest.MonkeyPatch, num_threads:
         monkeypatch.undo()
     for rank in range(3):
         units = Sliced([4, 25, 0, 3, 300])
-        options: Any = {"rank": rank, "world_size": 3, "uneven": "allow", "shard_by": "batch"}
+        options: Any = {"rank": rank, "world_size": 3, "on_uneven": "allow", "shard_by": "batch"}
         assert flat(fastpipe.read_units(units, batch_size=1, num_threads=num_threads, **options)) == list(
             range(rank, 332, 3)
         )
@@ -180,18 +180,18 @@ def test_errors_of_a_slice_are_raised_at_its_batch(at: int) -> None:
 WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "too few": (
         lambda table, last: table.slice(1),
-        fastpipe.ShapeError,
+        fastpipe.errors.ShapeError,
         r"expected 5 rows in the slice that begins at row 20, but found 4 .*page 1",
     ),
     "too many": (
         lambda table, last: pa.concat_tables([table, table]),
-        fastpipe.ShapeError,
+        fastpipe.errors.ShapeError,
         r"expected 5 rows in the slice that begins at row 20, but found 10",
     ),
     "no table": (lambda table, last: 7, TypeError, r"read_slices\(1\) must yield Arrow data .* yielded 7"),
     "another schema": (
         lambda table, last: pa.table({"y": [0] * 5}),
-        fastpipe.SchemaError,
+        fastpipe.errors.SchemaError,
         "the column 'x', but the record batch does not",
     ),
 }
@@ -213,13 +213,15 @@ def test_units_with_too_few_or_too_many_slices_are_refused() -> None:
         def _slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
             return itertools.islice(super()._slices(unit, start, rows), 2)
 
-    with pytest.raises(fastpipe.ShapeError, match=r"read_slices\(1\) ended before row 20, but .* the unit has 25 rows"):
+    with pytest.raises(
+        fastpipe.errors.ShapeError, match=r"read_slices\(1\) ended before row 20, but .* the unit has 25 rows"
+    ):
         list(fastpipe.read_units(Ends(), batch_size=4))
 
     def more(unit: int, first: int, table: Any) -> Any:
         return pa.table({"x": [1]}) if table is None else table
 
-    with pytest.raises(fastpipe.ShapeError, match=r"read_slices\(1\) continued after row 25"):
+    with pytest.raises(fastpipe.errors.ShapeError, match=r"read_slices\(1\) continued after row 25"):
         list(fastpipe.read_units(Sliced(slices=more), batch_size=4))
 
 
@@ -286,12 +288,12 @@ def test_row_groups_are_resumed_at_every_step(tmp_path: Path) -> None:
 
 
 def test_a_limit_below_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", 1 << 20)
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", 1 << 20)
     rows = 2_000_000
     pa.parquet.write_table(pa.table({"x": range(rows)}), tmp_path / "a.parquet", row_group_size=rows)
     reader = fastpipe.read_parquet(tmp_path, batch_size=4096, memory_limit="8MB", num_threads=2)
     assert sum(int(batch["x"].sum()) for batch in reader) == rows * (rows - 1) // 2
-    with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 8.0 MB, and this takes at least"):
+    with pytest.raises(fastpipe.errors.LimitError, match=r"memory_limit is 8.0 MB, and this takes at least"):
         list(fastpipe.read_parquet(tmp_path, batch_size=4096, memory_limit="8MB", shuffle=True, seed=1))
 
 
@@ -332,5 +334,5 @@ def test_a_file_that_changes_between_slices(tmp_path: Path) -> None:
         batches = iter(reader)
         next(batches)
         pa.parquet.write_table(pa.table({"x": range(1000)}), path)
-        with pytest.raises(fastpipe.StorageError, match="changed"):
+        with pytest.raises(fastpipe.errors.StorageError, match="changed"):
             list(batches)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fastpipe
 import wire
-from fastpipe.sources.files._paths import alternatives, expand
+from fastpipe._files._paths import alternatives, expand
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege")
 
@@ -130,7 +130,7 @@ def test_linked_rows_are_read_once(tmp_path: Path) -> None:
 def test_dangling_links_are_named_with_their_target(tree: Tree, source: Any, target: str) -> None:
     tree(f"d/x.avro -> {target}", "d/y.avro")
     with pytest.raises(
-        fastpipe.MissingFileError, match=f"leads to '{target}', which does not exist.*d/x.avro"
+        fastpipe.errors.MissingFileError, match=f"leads to '{target}', which does not exist.*d/x.avro"
     ) as error:
         expand(source)
     assert error.value.path == "d/x.avro"
@@ -156,7 +156,9 @@ def test_unreadable_folders_are_refused(tree: Tree, source: str, monkeypatch: py
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refusing)
-    with pytest.raises(fastpipe.StorageError, match=f"can't be read: Permission denied .folder {locked}") as error:
+    with pytest.raises(
+        fastpipe.errors.StorageError, match=f"can't be read: Permission denied .folder {locked}"
+    ) as error:
         expand(source)
     assert (error.value.errno, error.value.path) == (13, locked)
     assert isinstance(pickle.loads(pickle.dumps(error.value)), OSError)
@@ -165,7 +167,7 @@ def test_unreadable_folders_are_refused(tree: Tree, source: str, monkeypatch: py
 @pytest.mark.parametrize("source", ["d", "d/*.avro", "e/*.avro", [], "d/*/"])
 def test_nothing_found_is_an_error(tree: Tree, source: Any) -> None:
     tree("d/_x.avro", "d/e/x.txt")
-    with pytest.raises(fastpipe.MissingFileError, match=r"contains no|no file matches|is empty"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match=r"contains no|no file matches|is empty"):
         expand(source)
 
 
@@ -177,7 +179,9 @@ def test_a_directory_uses_the_first_suffix_that_exists(tree: Tree) -> None:
     assert expand("a", (".y", ".x")) == ["a/0.y"]
     assert expand(["c/6.z", "*/*.y"], suffixes) == ["c/6.z", "a/0.y", "b/3.y"], "suffixes apply only to directories"
     for source in ("c", ["a", "c"]):
-        with pytest.raises(fastpipe.MissingFileError, match=r"no file that ends in \.x or \.y \(file c\)") as error:
+        with pytest.raises(
+            fastpipe.errors.MissingFileError, match=r"no file that ends in \.x or \.y \(file c\)"
+        ) as error:
             expand(source, suffixes)
         assert error.value.path == "c"
 
@@ -196,7 +200,7 @@ def test_the_home_directory(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("url", ["s3://bucket/x.avro", "gs://b/*.avro", "HDFS://n:1/x", "file://host/x.avro"])
 def test_urls_are_refused_by_their_scheme(url: str) -> None:
     with pytest.raises(
-        fastpipe.UnsupportedError, match=f"only local files are supported.*{url.split(':')[0]}://"
+        fastpipe.errors.UnsupportedError, match=f"only local files are supported.*{url.split(':')[0]}://"
     ) as error:
         fastpipe.read_avro(url, batch_size=1)
     assert error.value.path == url
@@ -234,9 +238,9 @@ def test_functions_of_one_file_accept_the_same_names(tree: Tree, monkeypatch: py
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(folder))
     for path in ("~/x.avro", (folder / "x.avro").as_uri(), folder / "x.avro"):
-        assert len(fastpipe.AvroFile(path)) == 1
-    with pytest.raises(fastpipe.UnsupportedError, match="s3://"):
-        fastpipe.AvroFile("s3://x.avro")
+        assert len(fastpipe.avro.AvroFile(path)) == 1
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="s3://"):
+        fastpipe.avro.AvroFile("s3://x.avro")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems restrict the encoding of file names")
@@ -254,18 +258,18 @@ def test_names_that_are_not_utf_8(tmp_path: Path, name: bytes) -> None:
         assert reader.files == [text]
         assert reader.locate(0, 1).file == text
         assert reader.state_dict() == pickle.loads(pickle.dumps(reader.state_dict()))
-        with pytest.raises(fastpipe.MalformedFileError) as error:
+        with pytest.raises(fastpipe.errors.MalformedFileError) as error:
             next(batches)
         assert error.value.path == text
         shown = os.path.basename(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         assert shown in str(error.value)
-    assert fastpipe.AvroFile(text).path == text
+    assert fastpipe.avro.AvroFile(text).path == text
     os.unlink(path)
-    with pytest.raises(fastpipe.MissingFileError) as missing:
-        fastpipe.AvroFile(text)
+    with pytest.raises(fastpipe.errors.MissingFileError) as missing:
+        fastpipe.avro.AvroFile(text)
     assert missing.value.filename == text
-    with pytest.raises(fastpipe.StorageError):
-        fastpipe.AvroFile("a\0b")
+    with pytest.raises(fastpipe.errors.StorageError):
+        fastpipe.avro.AvroFile("a\0b")
 
 
 @pytest.mark.parametrize(
@@ -311,13 +315,13 @@ def test_alternatives() -> None:
     }
     assert {text: alternatives(text) for text in expected} == expected
     for text in ("{a,b}" * 14, "{" * 65):
-        with pytest.raises(fastpipe.LimitError, match="pass a list of paths"):
+        with pytest.raises(fastpipe.errors.LimitError, match="pass a list of paths"):
             alternatives(text)
 
 
 def test_every_alternative_must_match(tree: Tree) -> None:
     tree("d/a.avro", "$X/b.avro")
-    with pytest.raises(fastpipe.MissingFileError, match=r"no file matches the pattern .file d/b\*"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match=r"no file matches the pattern .file d/b\*"):
         expand("d/{a,b}*.avro")
     assert expand("$X/*.avro") == ["$X/b.avro"], "environment variables must not be expanded"
 
@@ -341,7 +345,7 @@ def test_files_being_written_are_skipped(tree: Tree) -> None:
 )
 def test_the_error_names_a_pattern_for_files_without_suffix(tree: Tree, names: list[str], pattern: str) -> None:
     tree(*names, "d/_SUCCESS")
-    with pytest.raises(fastpipe.MissingFileError, match="without a suffix, such as") as error:
+    with pytest.raises(fastpipe.errors.MissingFileError, match="without a suffix, such as") as error:
         expand("d")
     assert repr(pattern) in str(error.value)
     assert expand(pattern) == names
@@ -399,7 +403,7 @@ def test_generated_trees(
         if expected:
             assert expand(source) == expected
         else:
-            with pytest.raises(fastpipe.MissingFileError):
+            with pytest.raises(fastpipe.errors.MissingFileError):
                 expand(source)
 
 
@@ -407,5 +411,5 @@ def test_generated_trees(
 def test_unreadable_files_are_refused(tree: Tree) -> None:
     folder = tree("d/a.avro")
     (folder / "d/a.avro").chmod(0)
-    with pytest.raises(fastpipe.StorageError, match="ermission"):
+    with pytest.raises(fastpipe.errors.StorageError, match="ermission"):
         fastpipe.read_avro("d", batch_size=1)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fastpipe
-from fastpipe import DenseSpec, Features, RaggedSpec, SparseSpec
+from fastpipe import DenseSpec, RaggedSpec, SparseSpec
+from fastpipe.typing import Features
 
 NUMBERS = [*("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")]
 
@@ -98,13 +99,13 @@ def test_other_shapes_are_refused(make: Any, error: type[Exception], match: str)
 
 
 def test_a_fill_value_implies_fill() -> None:
-    assert DenseSpec((), "int8").nulls == "error"
-    assert DenseSpec((), "int8", fill=3).nulls == "fill"
-    assert DenseSpec((), "int8", fill=0).nulls == "fill"
-    assert DenseSpec((), "int8", nulls="fill").fill is None
+    assert DenseSpec((), "int8").on_null == "error"
+    assert DenseSpec((), "int8", fill=3).on_null == "fill"
+    assert DenseSpec((), "int8", fill=0).on_null == "fill"
+    assert DenseSpec((), "int8", on_null="fill").fill is None
     with pytest.raises(ValueError, match="not both"):
-        DenseSpec((), "int8", nulls="mask", fill=3)
-    with pytest.raises(ValueError, match="nulls must be"):
+        DenseSpec((), "int8", on_null="mask", fill=3)
+    with pytest.raises(ValueError, match="on_null must be"):
         DenseSpec((), "int8", nulls="ignore")  # type: ignore[arg-type]
 
 
@@ -182,10 +183,10 @@ def test_options_of_sparse_specs() -> None:
 
 SPECS = {
     'fastpipe.DenseSpec((), "int32")': DenseSpec((), "int32"),
-    'fastpipe.DenseSpec((64,), "float32", nulls="mask")': DenseSpec((64,), "float32", nulls="mask"),
+    'fastpipe.DenseSpec((64,), "float32", on_null="mask")': DenseSpec((64,), "float32", on_null="mask"),
     'fastpipe.DenseSpec((2, 3), "uint8", fill=0, pad=255)': DenseSpec((2, 3), "uint8", fill=0, pad=255),
     'fastpipe.DenseSpec((), "float64", fill=float("inf"))': DenseSpec((), "float64", fill=math.inf),
-    'fastpipe.DenseSpec((), "string", nulls="fill")': DenseSpec((), "string", nulls="fill"),
+    'fastpipe.DenseSpec((), "string", on_null="fill")': DenseSpec((), "string", on_null="fill"),
     'fastpipe.DenseSpec((), "string", fill="say \\"ä\\"")': DenseSpec((), "string", fill='say "ä"'),
     "fastpipe.DenseSpec((), \"string\", fill='\\x07')": DenseSpec((), "string", fill="\a"),
     "fastpipe.RaggedSpec((None, 3), \"bytes\", fill=b'x')": RaggedSpec((None, 3), "bytes", fill=b"x"),
@@ -212,7 +213,7 @@ def test_specs_are_values(code: str) -> None:
     assert sum(other == spec for other in SPECS.values()) == 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.dtype = "int8"
-    assert dataclasses.replace(spec, nulls=spec.nulls) == spec
+    assert dataclasses.replace(spec, on_null=spec.on_null) == spec
 
 
 def test_options_are_keyword_only() -> None:
@@ -239,7 +240,7 @@ def test_lowered_specs_are_plain_values() -> None:
     assert string._lower() == ("ragged", (-1, 3), "string", "error", None, None, "", True, "a.b", False, None)
     assert DenseSpec((), "int64", length=True)._lower()[-3:] == (None, True, None)
     assert DenseSpec((), "int64", scale=3)._lower()[-1] == 3
-    sparse = SparseSpec((None, 5), "float32", nulls="mask", layout="csr", check_indices=False)
+    sparse = SparseSpec((None, 5), "float32", on_null="mask", layout="csr", check_indices=False)
     assert sparse._lower() == ("sparse", (-1, 5), "float32", "mask", None, None, "csr", False, None, False, None)
 
 
@@ -288,10 +289,12 @@ def test_scales_require_integers() -> None:
 
 
 def test_features_print_as_code() -> None:
-    features = Features({"user.age": DenseSpec((), "int32", nulls="mask"), 'odd "name"': RaggedSpec((None,), "string")})
+    features = Features(
+        {"user.age": DenseSpec((), "int32", on_null="mask"), 'odd "name"': RaggedSpec((None,), "string")}
+    )
     assert repr(features) == (
         "{\n"
-        '    "user.age": fastpipe.DenseSpec((), "int32", nulls="mask"),\n'
+        '    "user.age": fastpipe.DenseSpec((), "int32", on_null="mask"),\n'
         '    "odd \\"name\\"": fastpipe.RaggedSpec((None,), "string"),\n'
         "}"
     )

@@ -107,7 +107,7 @@ def test_only_requested_columns_are_read(database: Database, columns: list[str])
 def test_empty_results(database: Database, query: str) -> None:
     reader = fastpipe.read_sql(query, database.connection, partitions=7, batch_size=4)
     assert (reader.num_rows, list(reader)) == (0, [])
-    assert fastpipe.partition_sql(query, database.connection).partitions == []
+    assert fastpipe.sql.partition_sql(query, database.connection).partitions == []
 
 
 def test_one_row(database: Database) -> None:
@@ -129,7 +129,9 @@ NOT_THE_SAME = {
 @pytest.mark.parametrize("name", NOT_THE_SAME)
 def test_volatile_queries_are_refused_or_materialized(database: Database, name: str, tmp_path: Path) -> None:
     query = NOT_THE_SAME[name]
-    with pytest.raises(fastpipe.UnsupportedError, match=r"may return other rows each time.*materialize='directory'"):
+    with pytest.raises(
+        fastpipe.errors.UnsupportedError, match=r"may return other rows each time.*materialize='directory'"
+    ):
         fastpipe.read_sql(query, database.connection, batch_size=8)
     readers = [
         fastpipe.read_sql(query, database.connection, batch_size=8, materialize=tmp_path / "new" / "folder")
@@ -145,7 +147,7 @@ COLLECTING = {"sqlite": "group_concat(id)", "duckdb": "list(id)", "postgres": "s
 
 def test_aggregates_without_order_are_refused(database: Database) -> None:
     collect = COLLECTING[database.name]
-    with pytest.raises(fastpipe.UnsupportedError, match="without ORDER BY reads rows in any order"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="without ORDER BY reads rows in any order"):
         fastpipe.read_sql(f"SELECT g, {collect} AS c FROM t GROUP BY g", database.connection, batch_size=8)
 
 
@@ -169,7 +171,7 @@ def test_array_aggregates_with_order_are_read(postgres_url: str) -> None:
     query = "SELECT g % 3 AS k, array_agg(g ORDER BY g) AS a FROM generate_series(1, 30) AS s (g) GROUP BY g % 3"
     (batch,) = fastpipe.read_sql(query, postgres_url, by="k", partitions=2, batch_size=3)
     assert batch["a"].values.offsets.tolist() == [0, 10, 20, 30]
-    with pytest.raises(fastpipe.StorageError, match=r"one-dimensional array"):
+    with pytest.raises(fastpipe.errors.StorageError, match=r"one-dimensional array"):
         fastpipe.read_sql("SELECT ARRAY[[1, 2], [3, 4]] AS a", postgres_url, batch_size=3).batch_at(0)
 
 
@@ -182,7 +184,9 @@ def test_infinite_times_are_refused(request: pytest.FixtureRequest, kind: str, t
     before_christ = "(BC)" if kind == "duckdb" else "BC"
     finite = f"CAST('0044-03-15 {before_christ}' AS {time.split()[0]})"
     query = f"SELECT 1 AS id, {time} AS moment UNION ALL SELECT 2, {finite}"
-    with pytest.raises(fastpipe.SchemaError, match=r"column 'moment' has infinite times.*NULLIF\(moment, 'infinity'\)"):
+    with pytest.raises(
+        fastpipe.errors.SchemaError, match=r"column 'moment' has infinite times.*NULLIF\(moment, 'infinity'\)"
+    ):
         fastpipe.read_sql(query, connection, batch_size=3).batch_at(0)
     query = f"SELECT id, NULLIF(NULLIF(moment, 'infinity'), '-infinity') AS moment FROM ({query}) AS s"
     (batch,) = fastpipe.read_sql(query, connection, by="id", batch_size=3)
@@ -192,7 +196,7 @@ def test_infinite_times_are_refused(request: pytest.FixtureRequest, kind: str, t
 
 def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.db").write_bytes(b"\xff" * 5000)
-    with pytest.raises(fastpipe.StorageError, match=r"SQLite failed in file .*t\.db: .*file is not a database"):
+    with pytest.raises(fastpipe.errors.StorageError, match=r"SQLite failed in file .*t\.db: .*file is not a database"):
         fastpipe.read_sql("SELECT 1 AS one", f"sqlite:///{tmp_path / 't.db'}", batch_size=3)
 
 
@@ -206,7 +210,7 @@ def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_other_statements_are_refused(database: Database, query: str, match: str) -> None:
-    with pytest.raises(fastpipe.UnsupportedError, match=match):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=match):
         fastpipe.read_sql(query, database.connection, batch_size=8)
     assert database.run("SELECT count(*) FROM t")[0][0] == 300
 
@@ -214,13 +218,13 @@ def test_other_statements_are_refused(database: Database, query: str, match: str
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"by": "nosuch"}, fastpipe.SchemaError, "'nosuch', which isn't a column of the result: id, g"),
+        ({"by": "nosuch"}, fastpipe.errors.SchemaError, "'nosuch', which isn't a column of the result: id, g"),
         ({"by": 3}, TypeError, "by must be a column's name, a list of names or None; got 3"),
         ({"by": []}, ValueError, "by must name at least one column"),
         ({"partitions": 0}, ValueError, "partitions must be from 1 to 65536, or 'auto'; got 0"),
         ({"partitions": "many"}, TypeError, "partitions must be an integer or 'auto'; got 'many'"),
         ({"parameters": "abc"}, TypeError, "parameters must be a sequence, a mapping or None; got 'abc'"),
-        ({"columns": ["nosuch"]}, fastpipe.SchemaError, "nosuch"),
+        ({"columns": ["nosuch"]}, fastpipe.errors.SchemaError, "nosuch"),
     ],
 )
 def test_wrong_arguments(database: Database, arguments: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -229,7 +233,7 @@ def test_wrong_arguments(database: Database, arguments: dict[str, Any], error: t
 
 
 def test_unknown_columns_are_reported_by_the_database(database: Database) -> None:
-    with pytest.raises(fastpipe.StorageError, match=r"failed.*: .*nosuch"):
+    with pytest.raises(fastpipe.errors.StorageError, match=r"failed.*: .*nosuch"):
         fastpipe.read_sql("SELECT nosuch FROM t", database.connection, batch_size=8)
 
 
@@ -237,14 +241,18 @@ def test_unknown_columns_are_reported_by_the_database(database: Database) -> Non
     ("connection", "error", "match"),
     [
         (3, TypeError, "connection must be a URL"),
-        ("t.db", fastpipe.UnsupportedError, "the connection isn't a URL"),
-        ("sqlite:///nosuch.db", fastpipe.MissingFileError, r"there is no such file \(file nosuch.db\)"),
-        ("duckdb:///nosuch.db", fastpipe.MissingFileError, "there is no such file"),
-        ("sqlite://", fastpipe.UnsupportedError, "sqlite:///relative/path.db or sqlite:////absolute"),
-        ("sqlite:///:memory:", fastpipe.UnsupportedError, "names a file"),
-        ("duckdb:///:memory:", fastpipe.UnsupportedError, "pass a connection of duckdb for a database in memory"),
-        ("nosuch://host/db", fastpipe.UnsupportedError, "nosuch is not supported"),
-        ("oracle+cx_oracle://host/db", fastpipe.UnsupportedError, "oracle is not supported: .* read_parquet"),
+        ("t.db", fastpipe.errors.UnsupportedError, "the connection isn't a URL"),
+        ("sqlite:///nosuch.db", fastpipe.errors.MissingFileError, r"there is no such file \(file nosuch.db\)"),
+        ("duckdb:///nosuch.db", fastpipe.errors.MissingFileError, "there is no such file"),
+        ("sqlite://", fastpipe.errors.UnsupportedError, "sqlite:///relative/path.db or sqlite:////absolute"),
+        ("sqlite:///:memory:", fastpipe.errors.UnsupportedError, "names a file"),
+        (
+            "duckdb:///:memory:",
+            fastpipe.errors.UnsupportedError,
+            "pass a connection of duckdb for a database in memory",
+        ),
+        ("nosuch://host/db", fastpipe.errors.UnsupportedError, "nosuch is not supported"),
+        ("oracle+cx_oracle://host/db", fastpipe.errors.UnsupportedError, "oracle is not supported: .* read_parquet"),
         (lambda: 5, TypeError, "a connection factory must return an ADBC connection"),
         (lambda: sqlite3.connect(":memory:"), TypeError, "pass the database's URL"),
     ],
@@ -256,7 +264,7 @@ def test_wrong_connections(connection: Any, error: Any, match: str) -> None:
 
 def test_connection_refused() -> None:
     url = f"postgresql://user:secret@127.0.0.1:{servers.free_port()}/none"
-    with pytest.raises(fastpipe.StorageError, match="PostgreSQL failed") as caught:
+    with pytest.raises(fastpipe.errors.StorageError, match="PostgreSQL failed") as caught:
         fastpipe.read_sql("SELECT 1 AS one", url, batch_size=8)
     assert "secret" not in str(caught.value)
 
@@ -280,7 +288,7 @@ def test_parameters_by_name(database: Database) -> None:
 
 def test_missing_parameters_are_reported(database: Database) -> None:
     mark = "%s" if database.name == "postgres" else "?"
-    with pytest.raises((fastpipe.StorageError, ValueError)):
+    with pytest.raises((fastpipe.errors.StorageError, ValueError)):
         fastpipe.read_sql(f"SELECT id FROM t WHERE id > {mark}", database.connection, parameters=[], batch_size=8)
 
 
@@ -296,7 +304,7 @@ def test_any_name_of_a_column(database: Database, name: str) -> None:
 
 
 def test_keys_whose_ties_cannot_be_split(database: Database) -> None:
-    plan = fastpipe.partition_sql("SELECT z FROM t", database.connection, partitions=20, by="z")
+    plan = fastpipe.sql.partition_sql("SELECT z FROM t", database.connection, partitions=20, by="z")
     most = max(count for _, count in database.run("SELECT z, count(*) FROM t GROUP BY z"))
     assert plan.heaviest == most
     assert max(part.rows for part in plan.partitions) == most
@@ -305,18 +313,18 @@ def test_keys_whose_ties_cannot_be_split(database: Database) -> None:
 
 
 def test_a_second_column_splits_ties(database: Database) -> None:
-    plan = fastpipe.partition_sql(
+    plan = fastpipe.sql.partition_sql(
         "SELECT z, id FROM t WHERE id >= 0 GROUP BY z, id", database.connection, partitions=20
     )
     assert plan.skew <= 1.25
-    both = fastpipe.partition_sql("SELECT z, id FROM t", database.connection, partitions=20, by=["z", "id"])
+    both = fastpipe.sql.partition_sql("SELECT z, id FROM t", database.connection, partitions=20, by=["z", "id"])
     assert both.skew <= 1.25
     assert both.by == ("z", "id")
 
 
 @pytest.mark.parametrize("query", ["SELECT id FROM t", "SELECT g, x FROM t", "SELECT z FROM t GROUP BY z"])
 def test_planning_runs_two_queries_and_a_sample(database: Database, query: str) -> None:
-    plan = fastpipe.partition_sql(query, database.connection, partitions=10)
+    plan = fastpipe.sql.partition_sql(query, database.connection, partitions=10)
     ends = [text for text in plan.queries if "LIMIT 1)" in text]
     bounded = [text for text in plan.queries if "LIMIT" in text and text not in ends]
     assert len(ends) <= 1
@@ -325,9 +333,9 @@ def test_planning_runs_two_queries_and_a_sample(database: Database, query: str) 
 
 
 def test_plans_depend_only_on_the_data(database: Database) -> None:
-    plans = [fastpipe.partition_sql("SELECT * FROM t", database.connection, partitions=9) for _ in range(2)]
+    plans = [fastpipe.sql.partition_sql("SELECT * FROM t", database.connection, partitions=9) for _ in range(2)]
     assert plans[0].partitions == plans[1].partitions
-    assert fastpipe.partition_sql("SELECT * FROM t", database.connection, preferred_rows=30).partitions[9].rows > 20
+    assert fastpipe.sql.partition_sql("SELECT * FROM t", database.connection, preferred_rows=30).partitions[9].rows > 20
 
 
 def _read_in_child(reader: fastpipe.Reader, results: Any) -> None:
@@ -384,7 +392,7 @@ def test_types_of_postgresql(postgres_url: str) -> None:
     ],
 )
 def test_unsupported_types_are_refused(postgres_url: str, column: str, match: str) -> None:
-    with pytest.raises((fastpipe.UnsupportedError, fastpipe.SchemaError), match=match):
+    with pytest.raises((fastpipe.errors.UnsupportedError, fastpipe.errors.SchemaError), match=match):
         fastpipe.read_sql(f"SELECT {column}", postgres_url, batch_size=1)
 
 
@@ -393,7 +401,7 @@ def test_volatile_functions_of_users_are_refused(postgres_url: str) -> None:
         connection.execute("CREATE FUNCTION dice() RETURNS int AS 'SELECT 4' LANGUAGE sql VOLATILE")
         connection.execute("CREATE FUNCTION four() RETURNS int AS 'SELECT 4' LANGUAGE sql IMMUTABLE")
     assert values(fastpipe.read_sql("SELECT four() AS id", postgres_url, batch_size=1), "id") == [4]
-    with pytest.raises(fastpipe.UnsupportedError, match="dice"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="dice"):
         fastpipe.read_sql("SELECT dice() AS id", postgres_url, batch_size=1)
 
 
@@ -409,7 +417,7 @@ def test_sqlites_mixed_types_are_errors(tmp_path: Path, stored: list[Any], match
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, v)")
         connection.executemany("INSERT INTO t (v) VALUES (?)", [(value,) for value in stored])
     connection.close()
-    with pytest.raises(fastpipe.SchemaError, match=match):
+    with pytest.raises(fastpipe.errors.SchemaError, match=match):
         list(fastpipe.read_sql("SELECT * FROM t", f"sqlite:///{tmp_path}/t.db", batch_size=100))
     query = "SELECT id, CAST(v AS TEXT) AS v FROM t"
     assert len(values(fastpipe.read_sql(query, f"sqlite:///{tmp_path}/t.db", batch_size=100))) == len(stored)
@@ -442,7 +450,7 @@ def test_keys_of_any_pattern_are_cut_evenly(tmp_path: Path, keys: str) -> None:
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
         connection.executemany("INSERT INTO t VALUES (?)", [(key,) for key in np.unique(found).tolist()])
     connection.close()
-    plan = fastpipe.partition_sql("SELECT id FROM t", f"sqlite:///{tmp_path}/t.db", partitions=10)
+    plan = fastpipe.sql.partition_sql("SELECT id FROM t", f"sqlite:///{tmp_path}/t.db", partitions=10)
     assert (len(plan.partitions), plan.by, plan.skew_bound) == (10, ("id",), 1.0)
     assert plan.skew <= 1.25
     reader = fastpipe.read_sql("SELECT id FROM t", f"sqlite:///{tmp_path}/t.db", partitions=10, batch_size=999)
@@ -464,11 +472,11 @@ def test_sqlite_reads_one_snapshot(tmp_path: Path, wal: bool) -> None:
         # A pickled reader opens the file in its state at that time.
         theirs = pickle.loads(pickle.dumps(reader))
         with pytest.raises(
-            fastpipe.StorageError, match="the partition had 30 rows when the reader was made, and has 15"
+            fastpipe.errors.StorageError, match="the partition had 30 rows when the reader was made, and has 15"
         ):
             list(theirs)
     else:
-        with pytest.raises(fastpipe.StorageError, match=r"the file was changed since the reader was made.*WAL"):
+        with pytest.raises(fastpipe.errors.StorageError, match=r"the file was changed since the reader was made.*WAL"):
             list(reader)
     database.close()
 
@@ -498,10 +506,10 @@ def test_readers_resume_after_a_server_restart() -> None:
         next(batches)
         database.close()
         server.kill()
-        with pytest.raises(fastpipe.StorageError, match=r"partition .* of 10 of the query"):
+        with pytest.raises(fastpipe.errors.StorageError, match=r"partition .* of 10 of the query"):
             values(reader)
         server.start()
-        with pytest.raises(fastpipe.StorageError, match="the reader's snapshot no longer exists"):
+        with pytest.raises(fastpipe.errors.StorageError, match="the reader's snapshot no longer exists"):
             values(reader)
         # The data and its order are unchanged, so a new reader accepts the state.
         again = fastpipe.read_sql("SELECT id FROM t", database.connection, partitions=10, batch_size=16)
@@ -550,7 +558,7 @@ def test_connection_factories_of_postgresql(postgres_url: str) -> None:
             assert values(readers[0]) == values(readers[1])
         connection.execute("DELETE FROM t")
         assert sorted(values(readers[0])) == list(range(300))
-        with pytest.raises(fastpipe.UnsupportedError, match="pass the database's URL"):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="pass the database's URL"):
             fastpipe.read_sql("SELECT id FROM t WHERE g > %s", connect, parameters=[1], batch_size=99)
 
 

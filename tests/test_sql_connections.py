@@ -193,12 +193,14 @@ def test_engines_of_sqlite_read_the_file_that_they_open(tmp_path: Path) -> None:
     def listen(connection: Any, _: object) -> None:
         connection.execute("ATTACH ? AS other", (str(tmp_path / "b.db"),))
 
-    with pytest.raises(fastpipe.UnsupportedError, match=r"attach other databases \(other\): pass a function"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=r"attach other databases \(other\): pass a function"):
         numbers(engine)
     engine.dispose()
-    with pytest.raises(fastpipe.UnsupportedError, match="a database in memory can't be opened by other connections"):
+    with pytest.raises(
+        fastpipe.errors.UnsupportedError, match="a database in memory can't be opened by other connections"
+    ):
         numbers(sqlalchemy.create_engine("sqlite://"))
-    with pytest.raises(fastpipe.MissingFileError, match="there is no such file"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match="there is no such file"):
         numbers(sqlalchemy.create_engine(f"sqlite:///{tmp_path}/nosuch.db"))
     assert not (tmp_path / "nosuch.db").exists()
 
@@ -260,17 +262,17 @@ def test_errors_of_drivers_are_typed(name: str, request: pytest.FixtureRequest, 
         elif connection.startswith("mariadb"):
             connection = request.getfixturevalue("mariadb").url + connection.removeprefix("mariadb")
     options = {key: tmp_path / "files" if key == "materialize" else value for key, value in options.items()}
-    with pytest.raises(fastpipe.StorageError, match=f"(?s){match}"):
+    with pytest.raises(fastpipe.errors.StorageError, match=f"(?s){match}"):
         numbers(connection, query, **options)
 
 
 @pytest.mark.parametrize("url", ["mysql+pymysql://u@h:x/db", "mysql+nosuch://u@h/db"])
 def test_invalid_urls_are_refused(url: str) -> None:
-    with pytest.raises(fastpipe.UnsupportedError, match=r"se mysql\+pymysql://user@host/database"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=r"se mysql\+pymysql://user@host/database"):
         numbers(url)
 
 
 def test_deeply_nested_queries_are_refused(tmp_path: Path) -> None:
     query = f"SELECT {'(' * 3000}1{')' * 3000} AS v"
-    with pytest.raises(fastpipe.UnsupportedError, match="nested too deeply for sqlglot: create a view"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="nested too deeply for sqlglot: create a view"):
         numbers(sqlite_file(tmp_path / "t.db", 1), query)

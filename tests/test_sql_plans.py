@@ -65,13 +65,13 @@ def test_skewed_keys(filled: Filled, partitions: int) -> None:
     rows = 50_000
     keys = zipf(rows)
     connection = filled("k bigint, v bigint", ["k", "v"], [keys, range(rows)])
-    alone = fastpipe.partition_sql("SELECT k, v FROM t", connection, partitions=partitions, by="k")
+    alone = fastpipe.sql.partition_sql("SELECT k, v FROM t", connection, partitions=partitions, by="k")
     assert alone.heaviest == keys.count(None)
     assert max(part.rows for part in alone.partitions) <= max(1.01 * alone.heaviest, 1.05 * rows / partitions)
     assert alone.skew <= max(1.25, alone.skew_bound)
     # A second column can separate rows with equal keys.
     for by in (None, ["k", "v"]):
-        plan = fastpipe.partition_sql("SELECT k, v FROM t", connection, partitions=partitions, by=by)
+        plan = fastpipe.sql.partition_sql("SELECT k, v FROM t", connection, partitions=partitions, by=by)
         assert (len(plan.partitions), plan.rows) == (partitions, rows)
         assert plan.skew <= 1.25
         assert plan.skew_bound == 1.0
@@ -81,7 +81,7 @@ KEYS = {
     "dense": range(-500, 1500),
     "steps": range(0, 20_000, 10),
     "gap": [*range(1000), *range(10**15, 10**15 + 1000)],
-    "uneven": [*range(1500), *range(10**6, 10**7, 18_000)],
+    "on_uneven": [*range(1500), *range(10**6, 10**7, 18_000)],
     "squares": [i * i * i for i in range(2000)],
     "extremes": [LEAST, *range(-3, 3), MOST],
     "most": [MOST - i for i in range(300)],
@@ -96,7 +96,7 @@ KEYS = {
 def test_primary_keys(filled: Filled, keys: Sequence[int]) -> None:
     connection = filled("k bigint PRIMARY KEY, v bigint", ["k", "v"], [keys, range(len(keys))])
     for partitions in (1, 8, 50):
-        plan = fastpipe.partition_sql("SELECT v, k FROM t", connection, partitions=partitions)
+        plan = fastpipe.sql.partition_sql("SELECT v, k FROM t", connection, partitions=partitions)
         assert plan.rows == len(keys)
         assert len(plan.partitions) <= partitions
         if len(keys) >= 1000 and partitions > 1:
@@ -115,7 +115,7 @@ def test_many_numbers_without_gaps(filled: Filled, gap: int) -> None:
     keys = [begin + i for i in range(rows) if not 35_000 <= i < 35_000 + gap]
     connection = filled("k bigint PRIMARY KEY, v bigint", ["k", "v"], [keys, range(len(keys))])
     for partitions in (1, 8, 50):
-        plan = fastpipe.partition_sql("SELECT k FROM t", connection, partitions=partitions)
+        plan = fastpipe.sql.partition_sql("SELECT k FROM t", connection, partitions=partitions)
         assert plan.rows == len(keys)
         assert len(plan.partitions) == partitions
         assert plan.skew <= 1.25
@@ -233,7 +233,7 @@ def test_keys_are_found(prepared: Any, query: str) -> None:
     query = query.replace("postgres.public", f"{url.rpartition('/')[2]}.public")
     whole = multiset(own.execute(query).fetchall())
     for partitions in (1, 6):
-        plan = fastpipe.partition_sql(query, url, partitions=partitions)
+        plan = fastpipe.sql.partition_sql(query, url, partitions=partitions)
         reader = fastpipe.read_sql(query, url, partitions=partitions, batch_size=16)
         rows = [row for batch in reader for row in rows_of(batch)]
         assert multiset(rows) == whole, plan.partitions[0].query

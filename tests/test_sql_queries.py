@@ -15,9 +15,9 @@ import pytest
 
 import fastpipe
 import sql_databases
-from fastpipe.sources.sql._connecting import engine_of
-from fastpipe.sources.sql._plan import planned
-from fastpipe.sources.sql._query import checked
+from fastpipe.sql._connecting import engine_of
+from fastpipe.sql._plan import planned
+from fastpipe.sql._query import checked
 from sql_databases import rows_of, same
 from sql_generator import query
 

@@ -99,7 +99,7 @@ def assert_cut_by_value(connection: Any, least: int, table: str = "t") -> None:
     """Asserts that partitions by v contain each row once."""
     query = f"SELECT id, v FROM {table}"
     for partitions in (2, 40):
-        plan = fastpipe.partition_sql(query, connection, by="v", partitions=partitions)
+        plan = fastpipe.sql.partition_sql(query, connection, by="v", partitions=partitions)
         assert len(plan.partitions) >= min(partitions, least), plan
         assert plan.rows == ROWS + 2
         reader = fastpipe.read_sql(query, connection, by="v", partitions=partitions, batch_size=7)
@@ -214,9 +214,9 @@ def test_sqlite_converts_no_values(tmp_path: Path, name: str, partitions: int) -
     values, match = MIXED[name]
     url = stored(tmp_path / "t.db", "", values)
     for query in ("SELECT * FROM t", "SELECT id, v FROM t AS s", "SELECT id, coalesce(v, NULL) AS v FROM t"):
-        with pytest.raises(fastpipe.SchemaError, match=f"(?s){match}"):
+        with pytest.raises(fastpipe.errors.SchemaError, match=f"(?s){match}"):
             list(fastpipe.read_sql(query, url, partitions=partitions, batch_size=100))
-    with pytest.raises(fastpipe.SchemaError, match=f"(?s){match}"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=f"(?s){match}"):
         fastpipe.read_sql("SELECT * FROM t", url, materialize=tmp_path / "files", batch_size=100)
     assert list((tmp_path / "files").iterdir()) == []
     # Values are also read if the declared type converts them when they are stored, and if a float holds the integers
@@ -243,7 +243,9 @@ def test_columns_of_sqlite_that_begin_with_nulls(tmp_path: Path, value: Any) -> 
 def test_duplicate_columns_are_named(tmp_path: Path, kind: str, second: str) -> None:
     connection = duckdb.connect() if kind == "duckdb" else stored(tmp_path / "t.db", "", [1])
     mark = "CAST(? AS INT)"
-    with pytest.raises(fastpipe.SchemaError, match="the query returns two columns named 'a': name one of them with AS"):
+    with pytest.raises(
+        fastpipe.errors.SchemaError, match="the query returns two columns named 'a': name one of them with AS"
+    ):
         fastpipe.read_sql(f"SELECT {mark} AS a, 2 AS {second}", connection, parameters=[1], batch_size=1)
     batch = fastpipe.read_sql('SELECT 1 AS a, 2 AS "a:1", 3 AS a_1', connection, batch_size=1).batch_at(0)
     assert rows_of(batch) == [(1, 2, 3)]

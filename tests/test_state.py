@@ -23,7 +23,7 @@ from samples import SHUFFLES, Data, order_of, through_json
 from strategies import SOME, layouts, orders
 
 # The last batch is a large part of the small datasets of these tests.
-pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 
 @pytest.fixture(scope="module")
@@ -202,10 +202,10 @@ def test_where_the_next_pass_starts(data: Data, whole: Epochs, epochs: int, scri
         assert reader.epoch == expected.epoch, what
 
 
-@pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
-@pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
-def test_ranks_that_leave_at_different_steps_agree_on_the_epoch(data: Data, uneven: str) -> None:
-    ranks = [data.read(**order_of(True), rank=rank, world_size=3, uneven=uneven) for rank in range(3)]
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
+@pytest.mark.parametrize("on_uneven", ["drop", "pad", "allow"])
+def test_ranks_that_leave_at_different_steps_agree_on_the_epoch(data: Data, on_uneven: str) -> None:
+    ranks = [data.read(**order_of(True), rank=rank, world_size=3, on_uneven=on_uneven) for rank in range(3)]
     for steps in ((1, 4, 5), (5, 2, 1)):
         for rank, most in zip(ranks, steps, strict=True):
             list(itertools.islice(rank, most))

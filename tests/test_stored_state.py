@@ -22,7 +22,7 @@ from samples import SHUFFLES, Data, order_of, sealed, through_json
 from strategies import FEW, SOME
 
 # The last batch is a large part of the small datasets of these tests.
-pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 
 @pytest.fixture(scope="module")
@@ -60,34 +60,38 @@ def test_a_state_of_another_reader_is_refused(data: Data, shuffle: Any, tmp_path
     if shuffle:
         others.append(({"shuffle_buffer": 28}, "shuffle_buffer was 21 and is 28"))
     for arguments, words in others:
-        with pytest.raises(fastpipe.StateError, match=words):
+        with pytest.raises(fastpipe.errors.StateError, match=words):
             data.read(**order_of(shuffle) | arguments).load_state_dict(state)
     swapped = Data(data.paths[::-1], {})
     with pytest.raises(
-        fastpipe.StateError, match=r"different contents .*or its files have different names or another order"
+        fastpipe.errors.StateError, match=r"different contents .*or its files have different names or another order"
     ):
         swapped.read(**order_of(shuffle)).load_state_dict(state)
     fewer = Data(data.paths[:1], {})
-    with pytest.raises(fastpipe.StateError, match="the dataset's files was 2 and is 1; the dataset's rows was 101"):
+    with pytest.raises(
+        fastpipe.errors.StateError, match="the dataset's files was 2 and is 1; the dataset's rows was 101"
+    ):
         fewer.read(**order_of(shuffle)).load_state_dict(state)
     # A file with the same size and number of rows, but written by another run.
     contents = Path(data.paths[1]).read_bytes()
     changed = tmp_path / os.path.basename(data.paths[1])
     changed.write_bytes(contents.replace(wire.SYNC, bytes(16)))
     rewritten = Data([data.paths[0], str(changed)], {})
-    with pytest.raises(fastpipe.StateError, match="sync markers"):
+    with pytest.raises(fastpipe.errors.StateError, match="sync markers"):
         rewritten.read(**order_of(shuffle)).load_state_dict(state)
 
 
 def test_versions(data: Data) -> None:
     state = data.read(**order_of(True)).state_dict()
     assert state["version"] == 2
-    with pytest.raises(fastpipe.StateError, match="version 3, and this version of fastpipe reads versions up to 2"):
+    with pytest.raises(
+        fastpipe.errors.StateError, match="version 3, and this version of fastpipe reads versions up to 2"
+    ):
         data.read(**order_of(True)).load_state_dict(sealed({**state, "version": 3}))
-    with pytest.raises(fastpipe.StateError, match="different contents"):
+    with pytest.raises(fastpipe.errors.StateError, match="different contents"):
         data.read(**order_of(True)).load_state_dict(sealed({**state, "version": 1}))
     for version in (0, -1, None, "1", 1.5, 2.0, True, []):
-        with pytest.raises(fastpipe.StateError, match="not the state of a reader"):
+        with pytest.raises(fastpipe.errors.StateError, match="not the state of a reader"):
             data.read(**order_of(True)).load_state_dict(sealed({**state, "version": version}))
     for other in (None, 3, "state", [state]):
         with pytest.raises(TypeError, match="state must be a dict"):
@@ -193,7 +197,7 @@ def is_refused(reader: fastpipe.Reader, state: dict[str, Any]) -> bool:
     before = reader.state_dict()
     try:
         reader.load_state_dict(state)
-    except (fastpipe.StateError, TypeError):
+    except (fastpipe.errors.StateError, TypeError):
         assert reader.state_dict() == before
         return True
     return False
@@ -268,13 +272,13 @@ def test_a_load_that_fails_changes_nothing(data: Data, shuffle: Any) -> None:
         {**state, "version": 9},
         sealed({**state, "order": {**state["order"], "seed": 4}}),
     ):
-        with pytest.raises(fastpipe.StateError):
+        with pytest.raises(fastpipe.errors.StateError):
             reader.load_state_dict(bad)
     assert reader.state_dict() == state
     assert (reader.seed, reader.epoch) == (11, 0)
     assert found + samples.digests(batches) == expected, "the active pass must continue"
     # It also keeps the state that was loaded before.
     reader.load_state_dict(state)
-    with pytest.raises(fastpipe.StateError):
+    with pytest.raises(fastpipe.errors.StateError):
         reader.load_state_dict(damaged)
     assert samples.digests(reader) == expected[4:]

@@ -136,7 +136,7 @@ def test_tables_must_have_columns() -> None:
         fastpipe.from_arrays({}, batch_size=1)
     table = pa.table({"x": [1, 2]})
     for empty in (pa.table({}), table.select([]), pa.table({"x": pa.array([{}, {}], pa.struct([]))})):
-        with pytest.raises(fastpipe.SchemaError, match="the table has no columns"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="the table has no columns"):
             fastpipe.from_arrow(empty, batch_size=1)
 
 
@@ -184,10 +184,10 @@ def raising(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (ValueError("it is torn"), fastpipe.StorageError),
-        (OSError("it is torn"), fastpipe.StorageError),
-        (StopIteration("it is torn"), fastpipe.StorageError),
-        (MemoryError("it is torn"), fastpipe.OutOfMemoryError),
+        (ValueError("it is torn"), fastpipe.errors.StorageError),
+        (OSError("it is torn"), fastpipe.errors.StorageError),
+        (StopIteration("it is torn"), fastpipe.errors.StorageError),
+        (MemoryError("it is torn"), fastpipe.errors.OutOfMemoryError),
     ],
     ids=repr,
 )
@@ -199,7 +199,9 @@ def test_streams_that_raise(error: Exception, kind: type[Exception]) -> None:
         fastpipe.from_arrow(table_programs.Stream(raising(error)), batch_size=1)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), fastpipe.MalformedFileError("torn", path="a")])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(3), fastpipe.errors.MalformedFileError("torn", path="a")]
+)
 def test_interrupts_in_streams_are_raised_unchanged(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised:
         fastpipe.from_arrow(raising(error), batch_size=1)
@@ -209,7 +211,7 @@ def test_interrupts_in_streams_are_raised_unchanged(error: BaseException) -> Non
 def test_errors_of_a_record_batch_reader_are_raised() -> None:
     table = pa.table({"x": [1, None]})
     reader = fastpipe.from_arrow(table, features={"x": DenseSpec((), "int64")}, batch_size=1)
-    with pytest.raises(fastpipe.NullValueError) as raised:
+    with pytest.raises(fastpipe.errors.NullValueError) as raised:
         fastpipe.from_arrow(reader, batch_size=1)
     assert raised.value.feature == "x"
 
@@ -227,7 +229,7 @@ def test_errors_of_a_record_batch_reader_are_raised() -> None:
 def test_batches_of_another_schema_are_refused(other: Any) -> None:
     batches = [pa.record_batch({"x": [1]}), other]
     stream = pa.RecordBatchReader.from_batches(table_programs.SCHEMA, iter(batches))
-    with pytest.raises(fastpipe.SchemaError, match=r"record batch 1 of the stream has columns .*'x': int64$"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"record batch 1 of the stream has columns .*'x': int64$"):
         fastpipe.from_arrow(stream, batch_size=1)
 
 
@@ -238,7 +240,9 @@ def test_batches_may_differ_in_nullability() -> None:
     assert flat(fastpipe.from_arrow(stream, batch_size=3)) == [1, 2, 1, 2]
     broken = pa.record_batch({"x": [1, None], "l": rows["l"]})
     stream = pa.RecordBatchReader.from_batches(strict, iter([broken]))
-    with pytest.raises(fastpipe.SchemaError, match=r"batch 0 of the stream doesn't fit the stream's schema: .*null"):
+    with pytest.raises(
+        fastpipe.errors.SchemaError, match=r"batch 0 of the stream doesn't fit the stream's schema: .*null"
+    ):
         fastpipe.from_arrow(stream, batch_size=3)
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import fastpipe
 from arrow_tables import as_lists, expected, leaves, ragged_steps, tables
-from fastpipe import DenseSpec, Masked, Ragged, RaggedSpec, Sparse, SparseCSR, SparseSpec, Strings
+from fastpipe import DenseSpec, Masked, Ragged, RaggedSpec, Sparse, SparseSpec, Strings
+from fastpipe.batch import SparseCSR
 
 ORDERS: tuple[dict[str, Any], ...] = (
     {},
@@ -131,7 +132,9 @@ def test_sparse_columns(layout: str) -> None:
     np.testing.assert_array_equal(made, dense)
     (again,) = fastpipe.from_arrays({"s": sparse}, batch_size=4)
     same(again["s"], sparse)
-    with pytest.raises(fastpipe.ValueRangeError, match=r"index 4 is out of range for dimension 0, which has size 4"):
+    with pytest.raises(
+        fastpipe.errors.ValueRangeError, match=r"index 4 is out of range for dimension 0, which has size 4"
+    ):
         list(fastpipe.from_arrow(table, features={"s": SparseSpec((4,), "float32")}, batch_size=4))
 
 
@@ -141,8 +144,8 @@ LISTS = pa.table({"v": [[1, 2, 3], [4], None, []]})
 @pytest.mark.parametrize(
     ("spec", "found"),
     [
-        (RaggedSpec((None,), "int64", nulls="fill"), [[1, 2, 3], [4], [], []]),
-        (RaggedSpec((None,), "float32", nulls="mask"), [[1.0, 2.0, 3.0], [4.0], None, []]),
+        (RaggedSpec((None,), "int64", on_null="fill"), [[1, 2, 3], [4], [], []]),
+        (RaggedSpec((None,), "float32", on_null="mask"), [[1.0, 2.0, 3.0], [4.0], None, []]),
         (DenseSpec((2,), "int16", pad=-1, fill=9), [[1, 2], [4, -1], [9, 9], [-1, -1]]),
         (DenseSpec((), "int64", length=True, fill=-5), [3, 1, -5, 0]),
     ],
@@ -154,25 +157,35 @@ def test_specs_determine_lists_and_nulls(spec: Any, found: list[Any]) -> None:
 
 def test_times_are_filled_with_none_and_text_is_checked() -> None:
     table = pa.table({"t": pa.array([1, None], pa.timestamp("s")), "b": [b"ab", b"\xff"]})
-    (batch,) = fastpipe.from_arrow(table, features={"t": DenseSpec((), "datetime64[s]", nulls="fill")}, batch_size=2)
+    (batch,) = fastpipe.from_arrow(table, features={"t": DenseSpec((), "datetime64[s]", on_null="fill")}, batch_size=2)
     assert np.isnat(batch["t"]).tolist() == [False, True]
     (batch,) = fastpipe.from_arrow(table, features={"t": DenseSpec((), "datetime64[ms]", fill=7)}, batch_size=2)
     assert batch["t"].view("int64").tolist() == [1000, 7]
-    with pytest.raises(fastpipe.ValueRangeError, match="feature 'b': a value of type Binary doesn't fit string"):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match="feature 'b': a value of type Binary doesn't fit string"):
         list(fastpipe.from_arrow(table, features={"b": DenseSpec((), "string")}, batch_size=1))
 
 
 @pytest.mark.parametrize(
     ("column", "spec", "error", "match"),
     [
-        ([1, 300], DenseSpec((), "int8"), fastpipe.ValueRangeError, r"feature 'x'.*Int64 doesn't fit int8.*record 1"),
-        ([1, None], DenseSpec((), "int64"), fastpipe.NullValueError, r"feature 'x'.*nulls=\"mask\".*record 1"),
-        ([[1], [1, 2]], DenseSpec((1,), "int64"), fastpipe.ShapeError, r"expected 1 items, found 2.*record 1"),
-        ([1.5], DenseSpec((), "int64"), fastpipe.SchemaError, r"request a floating-point dtype; features="),
-        (["a"], DenseSpec((), "int64"), fastpipe.SchemaError, r'request "string" or "bytes"'),
-        ([[1]], DenseSpec((), "int64"), fastpipe.SchemaError, r"lists nested 1 deep, so 1 are needed; features="),
-        ([{"a": 1}], DenseSpec((), "int64"), fastpipe.SchemaError, r"request its fields as 'x.<field>' \(a\)"),
-        ([1], DenseSpec((), "datetime64[s]"), fastpipe.SchemaError, r"an integer or floating-point dtype"),
+        (
+            [1, 300],
+            DenseSpec((), "int8"),
+            fastpipe.errors.ValueRangeError,
+            r"feature 'x'.*Int64 doesn't fit int8.*record 1",
+        ),
+        ([1, None], DenseSpec((), "int64"), fastpipe.errors.NullValueError, r"feature 'x'.*on_null=\"mask\".*record 1"),
+        ([[1], [1, 2]], DenseSpec((1,), "int64"), fastpipe.errors.ShapeError, r"expected 1 items, found 2.*record 1"),
+        ([1.5], DenseSpec((), "int64"), fastpipe.errors.SchemaError, r"request a floating-point dtype; features="),
+        (["a"], DenseSpec((), "int64"), fastpipe.errors.SchemaError, r'request "string" or "bytes"'),
+        (
+            [[1]],
+            DenseSpec((), "int64"),
+            fastpipe.errors.SchemaError,
+            r"lists nested 1 deep, so 1 are needed; features=",
+        ),
+        ([{"a": 1}], DenseSpec((), "int64"), fastpipe.errors.SchemaError, r"request its fields as 'x.<field>' \(a\)"),
+        ([1], DenseSpec((), "datetime64[s]"), fastpipe.errors.SchemaError, r"an integer or floating-point dtype"),
     ],
 )
 def test_misfits_are_named(column: list[Any], spec: Any, error: type[Exception], match: str) -> None:
@@ -184,7 +197,7 @@ def test_the_first_failing_row_is_named_in_any_column() -> None:
     table = pa.table({"a": [1] * 90 + [None] * 10, "b": [1] * 50 + [None] * 50})
     features = {name: DenseSpec((), "int64") for name in "ab"}
     for threads in (1, 2, 4):
-        with pytest.raises(fastpipe.NullValueError) as error:
+        with pytest.raises(fastpipe.errors.NullValueError) as error:
             list(fastpipe.from_arrow(table, features=features, batch_size=100, num_threads=threads))
         assert (error.value.feature, error.value.record) == ("b", 50)
 
@@ -202,7 +215,7 @@ def test_later_columns_are_checked_up_to_the_failing_row() -> None:
     features: dict[str, Any] = {
         "a": DenseSpec((), "int64"),
         "t": DenseSpec((), "string"),
-        "n": DenseSpec((), "string", nulls="mask"),
+        "n": DenseSpec((), "string", on_null="mask"),
         "l": RaggedSpec((None,), "int64"),
         "x": DenseSpec((), "float64"),
     }
@@ -218,23 +231,23 @@ def test_later_columns_are_checked_up_to_the_failing_row() -> None:
 @pytest.mark.parametrize(
     ("column", "spec"),
     [
-        ([[1, None]], RaggedSpec((None,), "int64", nulls="mask")),
-        ([None], DenseSpec((), "string", nulls="mask")),
-        ([[["a"], None]], RaggedSpec((None, None), "string", nulls="mask")),
+        ([[1, None]], RaggedSpec((None,), "int64", on_null="mask")),
+        ([None], DenseSpec((), "string", on_null="mask")),
+        ([[["a"], None]], RaggedSpec((None, None), "string", on_null="mask")),
     ],
 )
 @pytest.mark.parametrize("order", ORDERS)
 def test_columns_after_one_whose_first_row_fails(column: list[Any], spec: Any, order: dict[str, Any]) -> None:
     table = pa.table({"a": [None] * 3, "b": column * 3})
-    with pytest.raises(fastpipe.NullValueError, match="feature 'a'"):
+    with pytest.raises(fastpipe.errors.NullValueError, match="feature 'a'"):
         list(fastpipe.from_arrow(table, features={"a": DenseSpec((), "int64"), "b": spec}, batch_size=2, **order))
 
 
 def test_arguments() -> None:
     table = pa.table({"price": [1], "s": [{"deep": 1}]})
-    with pytest.raises(fastpipe.SchemaError, match="did you mean 'price'"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="did you mean 'price'"):
         fastpipe.from_arrow(table, columns=["prise"], batch_size=1)
-    with pytest.raises(fastpipe.SchemaError, match=r"did you mean 's\.deep'"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"did you mean 's\.deep'"):
         fastpipe.from_arrow(table, features={"s.deap": DenseSpec((), "int64")}, batch_size=1)
     with pytest.raises(TypeError, match="unexpected keyword argument 'suffle'"):
         fastpipe.from_arrow(table, batch_size=1, suffle=True)  # type: ignore[call-arg]
@@ -246,16 +259,16 @@ def test_arguments() -> None:
         fastpipe.from_arrow(table, columns=[], batch_size=1)
     with pytest.raises(ValueError, match="not both"):
         fastpipe.from_arrow(table, columns=["price"], features={"price": DenseSpec((), "int8")}, batch_size=1)
-    with pytest.raises(fastpipe.UnsupportedError, match=r"feature 'i': .*columns=\[\"x\"\] reads the others"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=r"feature 'i': .*columns=\[\"x\"\] reads the others"):
         fastpipe.from_arrow(pa.table({"i": pa.nulls(1, pa.month_day_nano_interval()), "x": [1]}), batch_size=1)
     assert len(list(fastpipe.from_arrow(table.slice(0, 0), batch_size=1))) == 0
-    with pytest.raises(fastpipe.UnsupportedError, match="a single Arrow array, not a table"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="a single Arrow array, not a table"):
         fastpipe.from_arrow(pa.array([1]), batch_size=1)
-    with pytest.raises(fastpipe.UnsupportedError, match="rows of the table are null as a whole"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="rows of the table are null as a whole"):
         fastpipe.from_arrow(pa.array([{"a": 1}, None]), batch_size=1)
     twice = pa.table([[1], [2]], names=["x", "x"])
     for options in ({}, {"columns": ["x"]}, {"features": {"x": DenseSpec((), "int8")}}):
-        with pytest.raises(fastpipe.SchemaError, match="several columns are called 'x'"):
+        with pytest.raises(fastpipe.errors.SchemaError, match="several columns are called 'x'"):
             fastpipe.from_arrow(twice, batch_size=1, **options)
 
 
@@ -265,7 +278,7 @@ def test_errors_of_streams_are_reported() -> None:
         raise OSError("the cable is out")
 
     stream = pa.RecordBatchReader.from_batches(pa.schema({"x": pa.int64()}), batches())
-    with pytest.raises(fastpipe.StorageError, match=r"the Arrow stream failed: .*the cable is out"):
+    with pytest.raises(fastpipe.errors.StorageError, match=r"the Arrow stream failed: .*the cable is out"):
         fastpipe.from_arrow(stream, batch_size=1)
 
 
@@ -329,7 +342,7 @@ def test_damaged_arrays_are_refused(what: str, nested: bool, source: str) -> Non
         "arrow": lambda: fastpipe.from_arrow(table, batch_size=1),
         "units": lambda: list(fastpipe.read_units(One(table), batch_size=1)),
     }
-    with pytest.raises(fastpipe.MalformedFileError, match=r"damaged Arrow data"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=r"damaged Arrow data"):
         read[source]()
 
 

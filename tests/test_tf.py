@@ -114,7 +114,7 @@ def test_every_dtype_and_nesting(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
     path.write_bytes(wire.container(schema, [(3, record * 3)], "null"))
     features: dict[str, Any] = {name: fastpipe.DenseSpec((), name) for name in dtypes}
-    features["deep"] = fastpipe.RaggedSpec((None, None), "string", nulls="mask")
+    features["deep"] = fastpipe.RaggedSpec((None, None), "string", on_null="mask")
     (element,) = fptf.dataset(fastpipe.read_avro(path, features=features, batch_size=8))
     for name in dtypes:
         assert element[name].dtype.name == name
@@ -170,7 +170,7 @@ def test_ranks_share_the_rows(data: samples.Data) -> None:
     ids: list[int] = []
     for rank in range(3):
         context = tf.distribute.InputContext(num_input_pipelines=3, input_pipeline_id=rank)
-        dataset = fptf.dataset(data.read(batch_size=8, uneven="allow"), input_context=context)
+        dataset = fptf.dataset(data.read(batch_size=8, on_uneven="allow"), input_context=context)
         assert dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
         ids += [i for element in dataset for i in element["id"].numpy().tolist()]
     assert sorted(ids) == list(range(data.total))
@@ -184,7 +184,7 @@ def test_pipelines_with_different_shuffles_are_refused(data: samples.Data) -> No
 
 
 def test_padded_batches_have_valid(data: samples.Data) -> None:
-    reader = data.read(batch_size=10, uneven="pad", rank=0, world_size=2)
+    reader = data.read(batch_size=10, on_uneven="pad", rank=0, world_size=2)
     elements = list(fptf.dataset(reader))
     assert all(element["valid"].shape == (10,) for element in elements)
 

@@ -38,7 +38,7 @@ FEATURES: dict[str, Any] = {
     "words": fastpipe.RaggedSpec((None, None), "string"),
     "terms": fastpipe.SparseSpec((100,), "float64"),
     "age": fastpipe.DenseSpec((), "int64", fill=-1),
-    "maybe": fastpipe.DenseSpec((), "float64", nulls="mask"),
+    "maybe": fastpipe.DenseSpec((), "float64", on_null="mask"),
     "raw": fastpipe.DenseSpec((), "bytes"),
 }
 
@@ -178,7 +178,7 @@ def test_var_len_matches_parse_example() -> None:
         (tf.io.FixedLenFeature([2], tf.int64, [1, 2]), ValueError, "default_value must be a single value"),
         (tf.io.FixedLenFeature([None], tf.int64), ValueError, "use RaggedSpec"),
         (fastpipe.SparseSpec((3,), "int64", layout="csr"), ValueError, "coordinates"),
-        (fastpipe.DenseSpec((), "string"), fastpipe.SchemaError, "which don't fit string"),
+        (fastpipe.DenseSpec((), "string"), fastpipe.errors.SchemaError, "which don't fit string"),
     ],
 )
 def test_invalid_features_are_refused(feature: Any, raised: type[Exception], told: str) -> None:
@@ -195,17 +195,17 @@ def test_invalid_schemas_are_refused() -> None:
         fptf.parse_avro(RECORDS, USER, ["id"])
     with pytest.raises(TypeError, match="names must be strings"):
         fptf.parse_avro(RECORDS, USER, {1: fastpipe.DenseSpec((), "int64")})
-    with pytest.raises(fastpipe.SchemaError, match="other"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="other"):
         fptf.parse_avro(RECORDS, USER, {"other": fastpipe.DenseSpec((), "int64")})
-    with pytest.raises(fastpipe.SchemaError):
+    with pytest.raises(fastpipe.errors.SchemaError):
         fptf.parse_avro(RECORDS, "{}")
 
 
 def test_malformed_records_raise_invalid_argument() -> None:
     damaged = [*RECORDS[:7], RECORDS[7][:-1], *RECORDS[8:]]
     told = r"MalformedFileError: .*record 7\b"
-    with pytest.raises(fastpipe.MalformedFileError) as plain:
-        fastpipe.decode_messages(damaged, USER)
+    with pytest.raises(fastpipe.errors.MalformedFileError) as plain:
+        fastpipe.avro.decode_messages(damaged, USER)
     with pytest.raises(tf.errors.InvalidArgumentError, match=told) as caught:
         fptf.parse_avro(damaged, USER)
     assert str(plain.value) in caught.value.message
@@ -310,7 +310,7 @@ def test_parsing_again_compiles_nothing() -> None:
         for _ in range(3):
             found = fptf.parse_avro([datum(schema, {"id": 3, "flags": {"a": 1}})], schema)
     assert found["id"].numpy().tolist() == [3]
-    assert sum(issubclass(one.category, fastpipe.ColumnsLeftOutWarning) for one in told) <= 1
+    assert sum(issubclass(one.category, fastpipe.errors.ColumnsLeftOutWarning) for one in told) <= 1
 
 
 def test_iterators_are_saved_and_restored(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_text_becomes_indices() -> None:
     features: dict[str, Any] = {"name": fastpipe.VocabularySpec(names), "hash": fastpipe.HashSpec(100, field="name")}
     found = fptf.parse_avro(RECORDS, USER, features)
     assert found["name"].numpy().tolist() == [names.index(user["name"]) for user in USERS]
-    whole = fastpipe.decode_messages(RECORDS, USER, features=features)
+    whole = fastpipe.avro.decode_messages(RECORDS, USER, features=features)
     assert found["hash"].numpy().tolist() == whole["hash"].tolist()
     # A different vocabulary requires a different parser.
     other = fptf.parse_avro(RECORDS, USER, features | {"name": fastpipe.VocabularySpec(names[::-1])})

@@ -54,7 +54,7 @@ def test_tensors_share_the_memory_of_arrays(data: Data, features: dict[str, Any]
         found = adapter.tensors(batch, sparse="coo" if features is FEATURES else "bag")
         assert list(found) == list(batch)
         for name, node in batch.items():
-            if isinstance(node, fastpipe.SparseCSR):
+            if isinstance(node, fastpipe.batch.SparseCSR):
                 assert isinstance(found[name], adapter.Bag)
                 ours = [node.indices, node.offsets, node.values]
             else:
@@ -79,7 +79,7 @@ def test_reprs_name_dtypes_and_shapes() -> None:
     batch = {
         "s": fastpipe.Masked(strings, np.ones(1000, bool)),
         "r": ragged,
-        "b": fastpipe.SparseCSR(np.arange(10), np.arange(9), ragged.values[:9], np.array([9, 9])),
+        "b": fastpipe.batch.SparseCSR(np.arange(10), np.arange(9), ragged.values[:9], np.array([9, 9])),
     }
     found = adapter.tensors(batch, sparse="bag")
     assert repr(found["s"]) == ("Masked(values=Strings(values=uint8[3000], offsets=int64[1001]), valid=bool[1000])")
@@ -147,28 +147,28 @@ def test_keyed_jagged(data: Data) -> None:
     assert found["values"].dtype == torch.int64
     assert found["values"].tolist() == [item for i in range(20) for item in samples.row(i)["items"]]
     assert found["weights"] is None
-    with pytest.raises(fastpipe.UnsupportedError, match="'vector' is a ndarray"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="'vector' is a ndarray"):
         adapter.keyed_jagged(batch, ["vector"])
     text = fastpipe.Strings(np.frombuffer(bytearray(b"a"), np.uint8), np.array([0, 1]), (1,), False)
     of_text = fastpipe.Sparse(np.zeros((1, 2), np.int64), text, np.array([1, 4]))
-    with pytest.raises(fastpipe.UnsupportedError, match="'x' is a Sparse"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="'x' is a Sparse"):
         adapter.keyed_jagged({"x": of_text}, ["x"])
-    with pytest.raises(fastpipe.UnsupportedError, match="one for each kind"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="one for each kind"):
         adapter.keyed_jagged(batch, ["terms", "items"])
 
 
 def test_unsupported_conversions_are_refused(data: Data, tmp_path: Path) -> None:
     batch = next(iter(data.read(batch_size=20)))
-    with pytest.raises(fastpipe.UnsupportedError, match="'words' is ragged over a Strings"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="'words' is ragged over a Strings"):
         adapter.tensors(batch, ragged="nested")
     node = fastpipe.Sparse(np.zeros((1, 3), np.int64), np.ones(1, np.float32), np.array([1, 4, 4]))
     assert adapter.tensors({"x": node})["x"].to_dense().sum() == 1
     for sparse in ("csr", "bag"):
-        with pytest.raises(fastpipe.UnsupportedError, match="'x' has 2 sparse dimensions"):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="'x' has 2 sparse dimensions"):
             adapter.tensors({"x": node}, sparse=sparse)
     text = fastpipe.Strings(np.frombuffer(bytearray(b"a"), np.uint8), np.array([0, 1]), (1,), False)
     node = fastpipe.Sparse(np.zeros((1, 2), np.int64), text, np.array([1, 4]))
-    with pytest.raises(fastpipe.UnsupportedError, match="'x' has sparse strings"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="'x' has sparse strings"):
         adapter.tensors({"x": node})
 
 
@@ -275,7 +275,7 @@ def test_distributed_checkpoints(data: Data, tmp_path: Path) -> None:
 
 def test_a_state_of_another_reader_is_refused(data: Data) -> None:
     state = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1)).state_dict()
-    with pytest.raises(fastpipe.StateError, match="seed was 1"):
+    with pytest.raises(fastpipe.errors.StateError, match="seed was 1"):
         adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=2)).load_state_dict(state)
 
 
@@ -293,11 +293,11 @@ def test_ranks_of_the_environment(
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         with caplog.at_level("INFO", logger="fastpipe"):
-            dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1, uneven="allow"))
+            dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1, on_uneven="allow"))
             found = ids_by_batch(dataset)
         assert f"rank {rank} of 2 reads its shard (by RANK and WORLD_SIZE)" in caplog.text
         assert found == ids_by_batch(
-            data.read(batch_size=7, shuffle=True, seed=1, uneven="allow", rank=rank, world_size=2)
+            data.read(batch_size=7, shuffle=True, seed=1, on_uneven="allow", rank=rank, world_size=2)
         )
         seen += [i for batch in found for i in batch]
     assert sorted(seen) == list(range(data.total))
@@ -454,7 +454,7 @@ def test_a_path_is_not_a_reader(data: Data) -> None:
 def test_strings_are_not_ids(data: Data) -> None:
     batch = next(iter(data.read(batch_size=20)))
     text = fastpipe.Strings(np.frombuffer(bytearray(b"abc"), np.uint8), np.array([0, 1, 3]), (2,), False)
-    with pytest.raises(fastpipe.UnsupportedError, match="'x' is a Strings"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="'x' is a Strings"):
         adapter.keyed_jagged(batch | {"x": text}, ["x"])
 
 
@@ -480,5 +480,5 @@ def test_an_invalid_rank_in_the_environment(
 def test_a_loader_state_is_not_a_dataset_state(data: Data) -> None:
     loader = StatefulDataLoader(adapter.IterableDataset(data.read(batch_size=7)), batch_size=None)
     next(iter(loader))
-    with pytest.raises(fastpipe.StateError, match="state of a StatefulDataLoader"):
+    with pytest.raises(fastpipe.errors.StateError, match="state of a StatefulDataLoader"):
         adapter.IterableDataset(data.read(batch_size=7)).load_state_dict(loader.state_dict())

@@ -129,5 +129,5 @@ def test_unlent_batches_are_not_borrowed() -> None:
 def test_a_limit_is_kept() -> None:
     slabs = _fastpipe.SharedSlabs(1 << 20)
     passes = fastpipe.from_arrays({"x": np.zeros((1000, 1000))}, batch_size=500)._passes
-    with pytest.raises(fastpipe.OutOfMemoryError, match="limit of 1048576"):
+    with pytest.raises(fastpipe.errors.OutOfMemoryError, match="limit of 1048576"):
         next(passes.start(passes.shared_memory(slabs, 2)).batches)

@@ -72,7 +72,7 @@ def test_workers_read_every_row_once_each_epoch(data: Data, method: str, workers
     assert [sorted(order) for order in orders] == count * [list(range(data.total))]
     assert len({tuple(order) for order in orders}) == count
     # Batches of the workers alternate. Each worker reads the shard of one rank.
-    options = loading.OPTIONS | {"uneven": "allow", "world_size": workers}
+    options = loading.OPTIONS | {"on_uneven": "allow", "world_size": workers}
     shares = [ids_by_batch(data.read(**options, rank=rank)) for rank in range(workers)]
     assert sorted(fresh[0]) == sorted(batch for share in shares for batch in share)
     # A loop that was left early counts as an epoch.
@@ -82,7 +82,7 @@ def test_workers_read_every_row_once_each_epoch(data: Data, method: str, workers
 
 def batches_of(data: Data, epoch: int) -> list[list[int]]:
     """Returns the sorted batches of an epoch that two workers share."""
-    shares = [data.read(**loading.OPTIONS | {"uneven": "allow", "world_size": 2}, rank=rank) for rank in range(2)]
+    shares = [data.read(**loading.OPTIONS | {"on_uneven": "allow", "world_size": 2}, rank=rank) for rank in range(2)]
     for share in shares:
         share.set_epoch(epoch)
     return sorted(batch for share in shares for batch in ids_by_batch(share))
@@ -133,11 +133,13 @@ def test_concurrent_loaders(data: Data) -> None:
     assert sorted(here) == batches_of(data, 2)
 
 
-@pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
+@pytest.mark.parametrize("on_uneven", ["drop", "pad", "allow"])
 @pytest.mark.parametrize(("batch_size", "more"), [(7, {}), (70, {"shuffle_buffer": 70}), (20, {"shuffle": "block"})])
-def test_workers_share_the_shard_of_their_rank(data: Data, uneven: str, batch_size: int, more: dict[str, Any]) -> None:
+def test_workers_share_the_shard_of_their_rank(
+    data: Data, on_uneven: str, batch_size: int, more: dict[str, Any]
+) -> None:
     """Uses 203 rows, which are 29 batches of 7 or 3 batches of 70, and 2 ranks with 5 workers each."""
-    more = {"batch_size": batch_size, "uneven": uneven, **more}
+    more = {"batch_size": batch_size, "on_uneven": on_uneven, **more}
     found = run(program="shares", paths=data.paths, workers=5, more=more)
     seen: list[int] = []
     for length, batches, alone in found:
@@ -147,9 +149,9 @@ def test_workers_share_the_shard_of_their_rank(data: Data, uneven: str, batch_si
         assert any(batches)
         seen += flat(batches)
     assert len(set(seen)) == len(seen)
-    if uneven != "allow":
+    if on_uneven != "allow":
         assert len({len(batches) for _, batches, _ in found}) == 1
-    if uneven != "drop":
+    if on_uneven != "drop":
         assert sorted(seen) == list(range(data.total))
 
 
@@ -187,7 +189,7 @@ def test_stateful_loaders_with_workers_resume(
     steps = [0, 1, 4]
     if shuffle == "block":
         # Worker 1 finishes long before worker 0. The state must record that, or worker 1 would begin the next epoch.
-        data = samples.write(tmp_path_factory.mktemp("uneven"), [[120, 5, 60, 6, 4]])
+        data = samples.write(tmp_path_factory.mktemp("on_uneven"), [[120, 5, 60, 6, 4]])
         steps = [6, 15]
     found = run(program="stateful", paths=data.paths, workers=workers, steps=steps, shuffle=shuffle)
     first, second = found["expected"]

@@ -205,7 +205,7 @@ def test_a_loaded_state_is_for_one_pass() -> None:
     assert again.join(ledger, 0) == 3
     assert not again.joined[0].loaded
     ledger.announce(MAIN, Version(2, 4, True))
-    with pytest.raises(fastpipe.StateError, match="create a new DataLoader"):
+    with pytest.raises(fastpipe.errors.StateError, match="create a new DataLoader"):
         Loop(loaded, "1/1", 2, kept=True).join(ledger, 0)
 
 

@@ -10,7 +10,7 @@ import fastpipe
 
 pa = pytest.importorskip("pyarrow")
 
-from fastpipe.sources.units._schemas import common_schema, with_nulls, without_nulls  # noqa: E402
+from fastpipe.units._schemas import common_schema, with_nulls, without_nulls  # noqa: E402
 
 
 def item(nullable: bool, kind: Any = None, name: str = "item") -> Any:
@@ -94,6 +94,6 @@ def test_other_types_are_refused(one: Any, other: Any) -> None:
     for kinds in ((one, other), (other, one)):
         schemas = [pa.schema({"x": kind}) for kind in kinds]
         with pytest.raises(
-            fastpipe.SchemaError, match=r"a has a column 'x' of type .*, but b has a column 'x' of type"
+            fastpipe.errors.SchemaError, match=r"a has a column 'x' of type .*, but b has a column 'x' of type"
         ):
             common_schema(["a", "b"], schemas)

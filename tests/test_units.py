@@ -19,7 +19,7 @@ import pytest
 
 import fastpipe
 from fastpipe import DenseSpec
-from fastpipe.sources.units import UnitLocation
+from fastpipe.units import UnitLocation
 from processes import together
 
 pa = pytest.importorskip("pyarrow")
@@ -90,19 +90,31 @@ def lazily_failing(unit: int) -> Any:
 @pytest.mark.parametrize(
     ("act", "error", "match"),
     [
-        (lambda unit: pa.table({"x": [1, 2]}), fastpipe.ShapeError, r"expected 3 rows.*found 2 \(unit page 0\)"),
-        (lambda unit: pa.table({"x": [1] * 4}), fastpipe.ShapeError, "expected 3 rows.*found 4"),
-        (lambda unit: pa.table({"x": []}), fastpipe.ShapeError, "expected 3 rows.*found 0"),
-        (lambda unit: pa.table({"y": [1] * 3}), fastpipe.SchemaError, "column 'x', but the record batch does not"),
-        (lambda unit: pa.table({"x": ["a"] * 3}), fastpipe.SchemaError, "a column 'x' of type Utf8, but the schema"),
-        (lambda unit: pa.table({"x": pa.array([1] * 3, pa.int8())}), fastpipe.SchemaError, "'x' of type Int8, but"),
-        (lambda unit: pa.table({"x": [[1]] * 3}), fastpipe.SchemaError, "a column 'x' of type List"),
-        (lambda unit: pa.table({"x": [1, None, 3]}), fastpipe.NullValueError, r"feature 'x'.*record 1"),
-        (lambda unit: pa.array([1, 2, 3]), fastpipe.UnsupportedError, "a single Arrow array"),
+        (lambda unit: pa.table({"x": [1, 2]}), fastpipe.errors.ShapeError, r"expected 3 rows.*found 2 \(unit page 0\)"),
+        (lambda unit: pa.table({"x": [1] * 4}), fastpipe.errors.ShapeError, "expected 3 rows.*found 4"),
+        (lambda unit: pa.table({"x": []}), fastpipe.errors.ShapeError, "expected 3 rows.*found 0"),
+        (
+            lambda unit: pa.table({"y": [1] * 3}),
+            fastpipe.errors.SchemaError,
+            "column 'x', but the record batch does not",
+        ),
+        (
+            lambda unit: pa.table({"x": ["a"] * 3}),
+            fastpipe.errors.SchemaError,
+            "a column 'x' of type Utf8, but the schema",
+        ),
+        (
+            lambda unit: pa.table({"x": pa.array([1] * 3, pa.int8())}),
+            fastpipe.errors.SchemaError,
+            "'x' of type Int8, but",
+        ),
+        (lambda unit: pa.table({"x": [[1]] * 3}), fastpipe.errors.SchemaError, "a column 'x' of type List"),
+        (lambda unit: pa.table({"x": [1, None, 3]}), fastpipe.errors.NullValueError, r"feature 'x'.*record 1"),
+        (lambda unit: pa.array([1, 2, 3]), fastpipe.errors.UnsupportedError, "a single Arrow array"),
         (lambda unit: {"x": [1, 2, 3]}, TypeError, r"read\(0\) must return Arrow data .* returned a dict"),
         (lambda unit: 7, TypeError, r"read\(0\) must return Arrow data .* returned 7"),
         (lambda unit: pa.Table, TypeError, None),
-        (lazily_failing, fastpipe.StorageError, r"the Arrow stream failed: .*the cable is out"),
+        (lazily_failing, fastpipe.errors.StorageError, r"the Arrow stream failed: .*the cable is out"),
     ],
 )
 @order
@@ -163,7 +175,7 @@ def test_invalid_capsules_are_refused(given: Any, error: type[Exception]) -> Non
 def test_a_stream_that_was_read_is_refused() -> None:
     stream = pa.table({"x": [1, 2, 3]}).to_reader()
     stream.read_all()
-    with pytest.raises(fastpipe.ShapeError, match="found 0"):
+    with pytest.raises(fastpipe.errors.ShapeError, match="found 0"):
         list(fastpipe.read_units(Numbers([3], lambda unit: stream), batch_size=2))
 
 
@@ -200,7 +212,7 @@ def test_a_state_of_other_units_is_refused() -> None:
     state = json.loads(json.dumps(reader.state_dict()))
     for other, fingerprint in ((Numbers([3] * 3), "other"), (Numbers([4, 2, 3]), "numbers"), (Numbers([3, 3]), None)):
         other.fingerprint = lambda told=fingerprint: told  # type: ignore[method-assign, misc]
-        with pytest.raises(fastpipe.StateError):
+        with pytest.raises(fastpipe.errors.StateError):
             fastpipe.read_units(other, batch_size=2).load_state_dict(state)
     fastpipe.read_units(Numbers([3] * 3), batch_size=2).load_state_dict(state)
 
@@ -402,15 +414,15 @@ def test_a_failed_pass_kept_by_its_excinfo(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": pa.array([*range(99), None], pa.int64())}), path, row_group_size=10)
     reader = fastpipe.read_parquet(path, features={"x": DenseSpec((), "int64")}, batch_size=4, num_threads=2)
     batches = iter(reader)
-    with pytest.raises(fastpipe.NullValueError) as excinfo:
+    with pytest.raises(fastpipe.errors.NullValueError) as excinfo:
         list(batches)
     assert threads_are(0)
     assert reader.stats()["memory"]["reserved"] == 0
-    with pytest.raises(fastpipe.NullValueError) as again:
+    with pytest.raises(fastpipe.errors.NullValueError) as again:
         next(batches)
     assert str(again.value) == str(excinfo.value)
     batches.close()
-    with pytest.raises(fastpipe.PassClosedError):
+    with pytest.raises(fastpipe.errors.PassClosedError):
         next(batches)
 
 
@@ -458,14 +470,14 @@ def test_read_may_close_the_pass() -> None:
 
     reader = fastpipe.read_units(Numbers([3] * 8, act), batch_size=3, num_fetches=1)
     batches = iter(reader)
-    with pytest.raises(fastpipe.PassClosedError):
+    with pytest.raises(fastpipe.errors.PassClosedError):
         flat(batches)
 
 
 @pytest.mark.parametrize("limit", [2_000, 50_000])
 def test_a_limit_that_is_too_small_names_the_minimum(limit: int) -> None:
     big = Numbers([10_000] * 4)
-    with pytest.raises(fastpipe.LimitError, match=r"memory_limit is .*, and this takes at least") as raised:
+    with pytest.raises(fastpipe.errors.LimitError, match=r"memory_limit is .*, and this takes at least") as raised:
         list(fastpipe.read_units(big, batch_size=10, memory_limit=limit))
     assert "memory_limit" in str(raised.value)
 
@@ -489,7 +501,7 @@ def test_units_larger_than_their_nbytes() -> None:
     units = Numbers([10] * 3, lambda unit: pa.table({"x": pa.array([text] * 10)}))
     units.schema = pa.schema([pa.field("x", pa.string(), nullable=False)])
     units.nbytes = [100] * 3  # type: ignore[attr-defined]
-    with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 60\.0 KB, and this takes at least"):
+    with pytest.raises(fastpipe.errors.LimitError, match=r"memory_limit is 60\.0 KB, and this takes at least"):
         list(fastpipe.read_units(units, batch_size=2, memory_limit=60_000))
 
 
@@ -544,7 +556,7 @@ def test_columns_are_selected_once(kind: Any, options: dict[str, Any], names: li
     assert units.chosen == ([chosen] if kind is Selects else [])
 
 
-MASK = DenseSpec((), "int64", nulls="mask")
+MASK = DenseSpec((), "int64", on_null="mask")
 
 
 class Wide(Selects):
@@ -581,7 +593,7 @@ def test_only_selected_columns_count_for_the_window(options: dict[str, Any], win
 def test_only_selected_columns_count_for_a_limit() -> None:
     options: dict[str, Any] = {"batch_size": 100, "memory_limit": "8MB", "num_fetches": 1, "num_threads": 1}
     assert flat(fastpipe.read_units(Wide([100] * 10), columns=["x"], **options)) == list(range(1000))
-    with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 8\.0 MB, and this takes at least 2\d\d"):
+    with pytest.raises(fastpipe.errors.LimitError, match=r"memory_limit is 8\.0 MB, and this takes at least 2\d\d"):
         list(fastpipe.read_units(Wide([100] * 10), **options))
 
 
@@ -589,7 +601,7 @@ def test_only_selected_columns_count_for_a_limit() -> None:
 @order
 def test_nulls_that_the_schema_denies(features: Any, order: dict[str, Any]) -> None:
     units = Numbers([3, 3], lambda unit: pa.table({"x": [3, None, 5]}) if unit else None)
-    with pytest.raises(fastpipe.NullValueError, match=r"feature 'x'.*unit page 1, record 1") as raised:
+    with pytest.raises(fastpipe.errors.NullValueError, match=r"feature 'x'.*unit page 1, record 1") as raised:
         list(fastpipe.read_units(units, batch_size=3, features=features, **order))
     assert (raised.value.unit, raised.value.record, raised.value.feature) == ("page 1", 1, "x")
 
@@ -601,19 +613,23 @@ SPARSE = [("indices0", ITEMS), ("values", ITEMS)]
 @pytest.mark.parametrize(
     ("kind", "column", "spec"),
     [
-        (ITEMS, [[1], None], fastpipe.RaggedSpec((None,), "int64", nulls="mask")),
-        (ITEMS, [[1], [None]], fastpipe.RaggedSpec((None,), "int64", nulls="mask")),
-        (ITEMS, [[1], [None]], DenseSpec((1,), "int64", nulls="mask")),
-        (pa.list_(ITEMS), [[[1]], [[None]]], fastpipe.RaggedSpec((None, None), "int64", nulls="mask")),
-        (pa.string(), ["a", None], DenseSpec((), "string", nulls="mask")),
-        (pa.struct(SPARSE), [{"indices0": [1], "values": [2]}, None], fastpipe.SparseSpec((3,), "int64", nulls="mask")),
+        (ITEMS, [[1], None], fastpipe.RaggedSpec((None,), "int64", on_null="mask")),
+        (ITEMS, [[1], [None]], fastpipe.RaggedSpec((None,), "int64", on_null="mask")),
+        (ITEMS, [[1], [None]], DenseSpec((1,), "int64", on_null="mask")),
+        (pa.list_(ITEMS), [[[1]], [[None]]], fastpipe.RaggedSpec((None, None), "int64", on_null="mask")),
+        (pa.string(), ["a", None], DenseSpec((), "string", on_null="mask")),
+        (
+            pa.struct(SPARSE),
+            [{"indices0": [1], "values": [2]}, None],
+            fastpipe.SparseSpec((3,), "int64", on_null="mask"),
+        ),
     ],
     ids=str,
 )
 def test_nested_nulls_that_the_schema_denies(kind: Any, column: list[Any], spec: Any) -> None:
     units = Numbers([2], lambda unit: pa.table({"x": column}))
     units.schema = pa.schema([pa.field("x", kind, nullable=False)])
-    with pytest.raises(fastpipe.NullValueError, match="feature 'x'"):
+    with pytest.raises(fastpipe.errors.NullValueError, match="feature 'x'"):
         list(fastpipe.read_units(units, batch_size=2, features={"x": spec}))
 
 
@@ -680,8 +696,8 @@ def test_missing_attributes_of_units_are_named(name: str) -> None:
         ({"columns": ["x"], "features": {"x": DenseSpec((), "int8")}}, ValueError, "not both"),
         ({"columns": "x"}, TypeError, "columns"),
         ({"columns": [1]}, TypeError, "columns"),
-        ({"columns": ["y"]}, fastpipe.SchemaError, "'y'"),
-        ({"features": {"y": DenseSpec((), "int8")}}, fastpipe.SchemaError, "'y'"),
+        ({"columns": ["y"]}, fastpipe.errors.SchemaError, "'y'"),
+        ({"features": {"y": DenseSpec((), "int8")}}, fastpipe.errors.SchemaError, "'y'"),
         ({"features": {"x": 3}}, TypeError, "x"),
         ({"features": [3]}, TypeError, None),
         ({"num_fetches": 0}, ValueError, "num_fetches"),
@@ -706,7 +722,7 @@ def test_arguments(options: dict[str, Any], error: type[Exception], match: str) 
 def test_invalid_schemas_are_refused(schema: Any) -> None:
     units = Numbers([3])
     units.schema = schema
-    with pytest.raises((TypeError, fastpipe.UnsupportedError, fastpipe.SchemaError)):
+    with pytest.raises((TypeError, fastpipe.errors.UnsupportedError, fastpipe.errors.SchemaError)):
         fastpipe.read_units(units, batch_size=1)
 
 

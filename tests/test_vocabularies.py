@@ -71,16 +71,16 @@ names, terms = st.sampled_from(NAMES), st.sampled_from(TERMS)
 bags = st.lists(st.builds(entry, names, terms, st.integers(-99, 99)), max_size=80)
 
 
-def looked_up(key: str, vocabulary: dict[str, int], unknown: str) -> int | None:
+def looked_up(key: str, vocabulary: dict[str, int], on_unknown: str) -> int | None:
     size = max(vocabulary.values()) + 1
-    return vocabulary.get(key, size if unknown == "bucket" else None)
+    return vocabulary.get(key, size if on_unknown == "bucket" else None)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.one_of(st.none(), bags), min_size=1, max_size=12),
     vocabulary=st.dictionaries(st.sampled_from(KEYS), st.integers(0, 50), min_size=1),
-    unknown=st.sampled_from(["drop", "bucket"]),
+    on_unknown=st.sampled_from(["drop", "bucket"]),
     separator=st.sampled_from(["\x01", ","]),
     value=st.sampled_from(["float", "double", "int", "long"]),
     layout=st.sampled_from(["coo", "csr"]),
@@ -98,7 +98,7 @@ def looked_up(key: str, vocabulary: dict[str, int], unknown: str) -> int | None:
 def test_bags_match_plain_python(
     rows: list[Any],
     vocabulary: dict[str, int],
-    unknown: Any,
+    on_unknown: Any,
     separator: str,
     value: str,
     layout: Any,
@@ -110,7 +110,7 @@ def test_bags_match_plain_python(
         # The fields after the term and value of a bag are skipped.
         records = [{"id": i, "x": row and [e | {"more": "..." * i} for e in row]} for i, row in enumerate(rows)]
         path = write(Path(folder) / "a.avro", fields, records)
-        spec = VocabularySpec(vocabulary, unknown=unknown, separator=separator, layout=layout, nulls="mask")
+        spec = VocabularySpec(vocabulary, on_unknown=on_unknown, separator=separator, layout=layout, on_null="mask")
         features = {"id": DenseSpec((), "int32"), "x": spec}
         found: dict[int, Any] = {}
         with fastpipe.read_avro(path, features=features, batch_size=batch_size, **options) as reader:
@@ -121,7 +121,7 @@ def test_bags_match_plain_python(
                 found |= zip(batch["id"].tolist(), zip(valid, entries(sparse), strict=True), strict=True)
     for i, row in enumerate(rows):
         keys = [(f"{e['name']}{separator}{e['term'] or ''}", e["value"]) for e in row or []]
-        expected = [(looked_up(key, vocabulary, unknown), value) for key, value in keys]
+        expected = [(looked_up(key, vocabulary, on_unknown), value) for key, value in keys]
         assert found[i] == (row is not None, [(index, value) for index, value in expected if index is not None])
 
 
@@ -132,8 +132,8 @@ texts = st.sampled_from(["", "a", "b", "ab", "ä", "long " * 30])
 @given(
     rows=st.lists(st.lists(st.one_of(st.none(), texts), max_size=70), min_size=1, max_size=9),
     vocabulary=st.lists(texts, min_size=1, unique=True),
-    unknown=st.sampled_from(["drop", "bucket"]),
-    nulls=st.sampled_from([{"nulls": "mask"}, {"fill": 77}]),
+    on_unknown=st.sampled_from(["drop", "bucket"]),
+    nulls=st.sampled_from([{"on_null": "mask"}, {"fill": 77}]),
     nullable=st.booleans(),
     dtype=st.sampled_from(["int64", "int32", "uint8"]),
     batch_size=st.integers(1, 10),
@@ -141,7 +141,7 @@ texts = st.sampled_from(["", "a", "b", "ab", "ä", "long " * 30])
 def test_arrays_match_plain_python(
     rows: list[list[str | None]],
     vocabulary: list[str],
-    unknown: Any,
+    on_unknown: Any,
     nulls: dict[str, Any],
     nullable: bool,
     dtype: str,
@@ -149,7 +149,7 @@ def test_arrays_match_plain_python(
 ) -> None:
     if not nullable:
         rows = [[text for text in row if text is not None] for row in rows]
-    spec = VocabularySpec(vocabulary, unknown=unknown, dtype=dtype, **nulls)
+    spec = VocabularySpec(vocabulary, on_unknown=on_unknown, dtype=dtype, **nulls)
     with tempfile.TemporaryDirectory() as folder:
         # Reads the same field twice. The two columns have different lengths.
         items = ["string", "null"] if nullable else "string"
@@ -164,7 +164,7 @@ def test_arrays_match_plain_python(
                     found[name] += oracle.rows(form)
     null = nulls.get("fill")
     known = {key: index for index, key in enumerate(vocabulary)}
-    every = [[null if text is None else looked_up(text, known, unknown) for text in row] for row in rows]
+    every = [[null if text is None else looked_up(text, known, on_unknown) for text in row] for row in rows]
     kept = [
         [index for text, index in zip(row, indices, strict=True) if text is None or index is not None]
         for row, indices in zip(rows, every, strict=True)
@@ -188,31 +188,35 @@ SCALARS: dict[str, tuple[Any, list[Any]]] = {
 def test_single_keys_and_arrays_of_every_type(kind: str, tmp_path: Path) -> None:
     ty, values = SCALARS[kind]
     path = write(tmp_path / "one.avro", {"x": ty}, [{"x": value} for value in values])
-    spec = VocabularySpec(["a", "b"], unknown="bucket")
+    spec = VocabularySpec(["a", "b"], on_unknown="bucket")
     form = first(path, spec)
     assert (form.dtype, form.tolist()) == (np.int64, [1, 0, 2, 1])
     assert first(path, replace(spec, dtype="int8")).dtype == np.int8
-    with pytest.raises(fastpipe.ValueRangeError, match='found the key "c"') as caught:
-        first(path, replace(spec, unknown="error"))
+    with pytest.raises(fastpipe.errors.ValueRangeError, match='found the key "c"') as caught:
+        first(path, replace(spec, on_unknown="error"))
     assert caught.value.record == 2
     assert caught.value.feature == "x"
-    with pytest.raises(fastpipe.SchemaError, match='unknown="drop" leaves keys out'):
-        first(path, replace(spec, unknown="drop"))
+    with pytest.raises(fastpipe.errors.SchemaError, match='on_unknown="drop" leaves keys out'):
+        first(path, replace(spec, on_unknown="drop"))
     in_map = {"type": "map", "values": ty}
     for items, wrap in ((wire.list_of(ty), list), (in_map, lambda v: dict(zip("wxyz", v, strict=False)))):
         rows = [wrap(values), wrap([]), wrap(values[:1])]
         path = write(tmp_path / "many.avro", {"x": items}, [{"x": row} for row in rows])
         field = "x" if wrap is list else "x.values"
-        assert oracle.rows(first(path, VocabularySpec(["a", "b"], field=field, unknown="drop"))) == [[1, 0, 1], [], [1]]
-        with pytest.raises(fastpipe.ValueRangeError, match='found the key "c"'):
-            first(path, VocabularySpec(["a", "b"], field=field, unknown="error"))
-    assert oracle.rows(first(path, VocabularySpec(["z", "x"], field="x.keys", unknown="drop"))) == [[1, 0], [], []]
+        assert oracle.rows(first(path, VocabularySpec(["a", "b"], field=field, on_unknown="drop"))) == [
+            [1, 0, 1],
+            [],
+            [1],
+        ]
+        with pytest.raises(fastpipe.errors.ValueRangeError, match='found the key "c"'):
+            first(path, VocabularySpec(["a", "b"], field=field, on_unknown="error"))
+    assert oracle.rows(first(path, VocabularySpec(["z", "x"], field="x.keys", on_unknown="drop"))) == [[1, 0], [], []]
 
 
 def test_arrays_in_arrays(tmp_path: Path) -> None:
     rows = [[["a", "x"], [], ["b", "b"]], [], [["x"]]]
     path = write(tmp_path / "a.avro", {"x": wire.list_of(wire.list_of("string"))}, [{"x": row} for row in rows])
-    assert oracle.rows(first(path, VocabularySpec(["a", "b"], unknown="drop"))) == [[[0], [], [1, 1]], [], [[]]]
+    assert oracle.rows(first(path, VocabularySpec(["a", "b"], on_unknown="drop"))) == [[[0], [], [1, 1]], [], [[]]]
 
 
 def test_enums_whose_symbols_differ(tmp_path: Path) -> None:
@@ -220,7 +224,7 @@ def test_enums_whose_symbols_differ(tmp_path: Path) -> None:
     for name, symbols in (("1", ["a", "b"]), ("2", ["c", "b", "a"])):
         ty = {"type": "enum", "name": "E", "symbols": symbols}
         write(tmp_path / f"{name}.avro", {"x": ty}, [{"x": symbol} for symbol in symbols])
-    spec = VocabularySpec({"a": 5, "b": 3}, unknown="bucket")
+    spec = VocabularySpec({"a": 5, "b": 3}, on_unknown="bucket")
     reader = fastpipe.read_avro(tmp_path, features={"x": spec}, batch_size=9)
     assert next(iter(reader))["x"].tolist() == [5, 3, 6, 3, 5]
     assert not reader.symbols
@@ -236,12 +240,12 @@ def test_a_bag_without_terms_and_one_with_nulls(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "b.avro", {"x": wire.list_of([record, "null"])}, [{"x": row} for row in rows])
     vocabulary = ["a\x01b", "a\x01"]
-    assert entries(first(path, VocabularySpec(vocabulary, nulls="fill"))) == [[(1, 1.0), (0, 2.0)], []]
+    assert entries(first(path, VocabularySpec(vocabulary, on_null="fill"))) == [[(1, 1.0), (0, 2.0)], []]
     for nulls in ("error", "mask"):
-        with pytest.raises(fastpipe.NullValueError, match='nulls="fill" leaves such entries out') as caught:
-            first(path, VocabularySpec(vocabulary, nulls=nulls))
+        with pytest.raises(fastpipe.errors.NullValueError, match='on_null="fill" leaves such entries out') as caught:
+            first(path, VocabularySpec(vocabulary, on_null=nulls))
         assert caught.value.record == 0
-    with pytest.raises(fastpipe.SchemaError, match="leaves entries with nulls out"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="leaves entries with nulls out"):
         first(path, VocabularySpec(vocabulary, fill=3))
 
 
@@ -256,11 +260,11 @@ def test_a_bag_can_be_read_several_times(tmp_path: Path) -> None:
     rows = [[entry("a", "b", 1.0), entry("c", "d", 2.0)], []]
     path = write(tmp_path / "a.avro", {"x": bag()}, [{"x": row} for row in rows])
     features = {
-        "one": VocabularySpec(["a\x01b"], field="x", unknown="drop"),
-        "other": VocabularySpec(["c\x01d"], field="x", unknown="drop", values="float64", layout="csr"),
+        "one": VocabularySpec(["a\x01b"], field="x", on_unknown="drop"),
+        "other": VocabularySpec(["c\x01d"], field="x", on_unknown="drop", values="float64", layout="csr"),
         "hash": HashSpec(1, field="x"),
         "names": RaggedSpec((None,), "string", field="x.name"),
-        "terms": VocabularySpec(["b"], field="x.term", unknown="bucket"),
+        "terms": VocabularySpec(["b"], field="x.term", on_unknown="bucket"),
     }
     reader = fastpipe.read_avro(path, features=features, batch_size=5)
     batch = next(iter(reader))
@@ -320,7 +324,7 @@ JOINED = [271488, 696613, 853047, 727189]
 def test_unknown_keys_share_buckets(tmp_path: Path) -> None:
     keys = [f"key {i}" for i in range(200)]
     path = write(tmp_path / "a.avro", {"x": "string"}, [{"x": key} for key in keys])
-    spec = VocabularySpec(keys[:100], unknown="bucket", buckets=7)
+    spec = VocabularySpec(keys[:100], on_unknown="bucket", buckets=7)
     found, hashes = first(path, spec, batch_size=200).tolist(), first(path, HashSpec(7), batch_size=200).tolist()
     assert found == [*range(100), *(100 + bucket for bucket in hashes[100:])]
     assert (spec.size, len(set(hashes))) == (107, 7)
@@ -339,7 +343,7 @@ def test_files_have_one_key_per_line(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\n")
     assert vocabulary == Vocabulary(str(path))
     bag_path = write(tmp_path / "a.avro", {"x": bag()}, [{"x": [entry("a", "b", 1.0), entry("plain", "", 2.0)]}])
-    assert entries(first(bag_path, VocabularySpec(path, separator=",", unknown="drop"))) == [[(0, 1.0)]]
+    assert entries(first(bag_path, VocabularySpec(path, separator=",", on_unknown="drop"))) == [[(0, 1.0)]]
 
 
 def test_invalid_vocabulary_files(tmp_path: Path) -> None:
@@ -350,15 +354,15 @@ def test_invalid_vocabulary_files(tmp_path: Path) -> None:
         (b"\x1f\x8b\x08\x00", "compressed by gzip"),
     ):
         path.write_bytes(content)
-        with pytest.raises(fastpipe.MalformedFileError, match=message) as caught:
+        with pytest.raises(fastpipe.errors.MalformedFileError, match=message) as caught:
             VocabularySpec(path)
         assert caught.value.path == str(path)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="is empty"):
         VocabularySpec(path)
-    with pytest.raises(fastpipe.MissingFileError, match="missing"):
+    with pytest.raises(fastpipe.errors.MissingFileError, match="missing"):
         VocabularySpec(tmp_path / "missing.txt")
-    with pytest.raises(fastpipe.StorageError, match="found a directory"):
+    with pytest.raises(fastpipe.errors.StorageError, match="found a directory"):
         VocabularySpec(tmp_path)
 
 
@@ -397,9 +401,9 @@ def test_specs_are_values(tmp_path: Path) -> None:
     path.write_text("a\nb\n")
     specs: list[Any] = [
         VocabularySpec(["a", "b"]),
-        VocabularySpec({"a": 4, "b": 0}, unknown="bucket", buckets=3, field="x.y", dtype="int16", fill=-1),
-        VocabularySpec(str(path), separator=",", values="float64", layout="csr", nulls="fill"),
-        VocabularySpec([b"\xff", "line\n"], unknown="error", nulls="mask"),
+        VocabularySpec({"a": 4, "b": 0}, on_unknown="bucket", buckets=3, field="x.y", dtype="int16", fill=-1),
+        VocabularySpec(str(path), separator=",", values="float64", layout="csr", on_null="fill"),
+        VocabularySpec([b"\xff", "line\n"], on_unknown="error", on_null="mask"),
         HashSpec(1 << 20),
         HashSpec(1000, seed=7, field="x", dtype="uint32", separator=b"\0", fill=0),
     ]
@@ -408,25 +412,25 @@ def test_specs_are_values(tmp_path: Path) -> None:
             assert same == spec
             assert hash(same) == hash(spec)
         assert replace(spec, field="other") != spec
-        assert fastpipe.Features({"a": spec})["a"] is spec
+        assert fastpipe.typing.Features({"a": spec})["a"] is spec
     assert len(set(specs)) == len(specs)
     assert repr(specs[2]) == (
-        f"fastpipe.VocabularySpec({str(path)!r}, nulls='fill', separator=',', values='float64', layout='csr')"
+        f"fastpipe.VocabularySpec({str(path)!r}, on_null='fill', separator=',', values='float64', layout='csr')"
     )
     assert repr(VocabularySpec([str(i) for i in range(1000)])) == "fastpipe.VocabularySpec(<1,000 keys>)"
     assert VocabularySpec(["a", "b"]) == replace(VocabularySpec(path), field=None)
     pickled = pickle.dumps(specs[2])
     path.write_text("a\nc\n")
-    with pytest.raises(fastpipe.StorageError, match="keys changed after it was pickled"):
+    with pytest.raises(fastpipe.errors.StorageError, match="keys changed after it was pickled"):
         pickle.loads(pickled)
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: VocabularySpec(["a"], unknown="keep"), ValueError, '"drop", "bucket" or "error"'),
-        (lambda: VocabularySpec(["a"], buckets=2), ValueError, 'requires unknown="bucket"'),
-        (lambda: VocabularySpec(["a"], unknown="bucket", buckets=0), ValueError, "buckets must be between 1 and"),
+        (lambda: VocabularySpec(["a"], on_unknown="keep"), ValueError, '"drop", "bucket" or "error"'),
+        (lambda: VocabularySpec(["a"], buckets=2), ValueError, 'requires on_unknown="bucket"'),
+        (lambda: VocabularySpec(["a"], on_unknown="bucket", buckets=0), ValueError, "buckets must be between 1 and"),
         (lambda: VocabularySpec(["a"], dtype="float32"), ValueError, "indices are integers"),
         (lambda: VocabularySpec({"a": 300}, dtype="int8"), ValueError, "doesn't hold indices up to 300"),
         (lambda: VocabularySpec(["a"], values="string"), ValueError, "values of bags are numbers"),
@@ -468,7 +472,7 @@ def test_arguments_are_checked(make: Any, error: Any, message: str) -> None:
 def test_fields_without_keys(ty: Any, message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.avro", {"x": ty}, [])
     for spec in (VocabularySpec(["a"]), HashSpec(7)):
-        with pytest.raises(fastpipe.SchemaError, match=message) as caught:
+        with pytest.raises(fastpipe.errors.SchemaError, match=message) as caught:
             first(path, spec)
         assert caught.value.feature == "x"
         assert caught.value.path == str(path)
@@ -476,7 +480,7 @@ def test_fields_without_keys(ty: Any, message: str, tmp_path: Path) -> None:
 
 def test_bags_in_arrays_are_not_supported(tmp_path: Path) -> None:
     path = write(tmp_path / "a.avro", {"x": wire.list_of(bag())}, [])
-    with pytest.raises(fastpipe.UnsupportedError, match="bags inside arrays or maps"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="bags inside arrays or maps"):
         first(path, HashSpec(7))
 
 
@@ -486,31 +490,31 @@ def test_files_with_different_layouts(tmp_path: Path) -> None:
     spec = VocabularySpec(["a\x01b", "a\x01"])
     assert entries(first(tmp_path, spec)) == [[(0, 1)], [(1, 2)]]
     other = write(tmp_path / "3.avro", {"x": bag(value="double")}, [{"x": [entry("a", "b", 1.0)]}])
-    with pytest.raises(fastpipe.SchemaError, match='values="float32"') as caught:
+    with pytest.raises(fastpipe.errors.SchemaError, match='values="float32"') as caught:
         first(tmp_path, spec)
     assert caught.value.path == str(other)
     write(other, {"x": "string"}, [{"x": "a"}])
-    with pytest.raises(fastpipe.SchemaError, match="the first file's schema has a bag"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="the first file's schema has a bag"):
         first(tmp_path, spec)
 
 
 def test_unknown_keys_of_bags_are_named(tmp_path: Path) -> None:
     rows = [[entry("a", "b", 1.0)], [entry("a", "b", 1.0)] * 40 + [entry("näme", "te\nrm", 2.0)]]
     path = write(tmp_path / "a.avro", {"x": bag()}, [{"x": row} for row in rows])
-    with pytest.raises(fastpipe.ValueRangeError, match=r'the key of name "näme" and term "te\\nrm"') as caught:
-        first(path, VocabularySpec(["a\x01b"], unknown="error"))
+    with pytest.raises(fastpipe.errors.ValueRangeError, match=r'the key of name "näme" and term "te\\nrm"') as caught:
+        first(path, VocabularySpec(["a\x01b"], on_unknown="error"))
     assert (caught.value.record, caught.value.feature) == (1, "x")
 
 
 def test_nulls_must_be_requested(tmp_path: Path) -> None:
     path = write(tmp_path / "a.avro", {"x": ["null", "string"]}, [{"x": "a"}, {"x": None}])
-    spec = VocabularySpec(["b", "a"], unknown="error")
-    with pytest.raises(fastpipe.NullValueError):
+    spec = VocabularySpec(["b", "a"], on_unknown="error")
+    with pytest.raises(fastpipe.errors.NullValueError):
         first(path, spec)
-    with pytest.raises(fastpipe.SchemaError, match="the index that stands for a null"):
-        first(path, replace(spec, nulls="fill"))
+    with pytest.raises(fastpipe.errors.SchemaError, match="the index that stands for a null"):
+        first(path, replace(spec, on_null="fill"))
     assert first(path, replace(spec, fill=7)).tolist() == [1, 7]
-    masked = first(path, replace(spec, nulls="mask"))
+    masked = first(path, replace(spec, on_null="mask"))
     assert (masked.values.tolist(), masked.valid.tolist()) == ([1, 0], [True, False])
 
 
@@ -559,11 +563,11 @@ def test_all_sources_have_the_same_indices(kind: str, tmp_path: Path) -> None:
     read = readers_of_text(kind, tmp_path)
     known = ["b", "ä", "a", ""]
     features: Any = {
-        "bucket": VocabularySpec(known, unknown="bucket", buckets=3, field="word", nulls="mask", dtype="int8"),
-        "filled": VocabularySpec(known, unknown="bucket", field="word", fill=9),
-        "hash": HashSpec(1000, seed=3, field="word", nulls="mask"),
-        "dropped": VocabularySpec(known, unknown="drop", field="list", nulls="mask", dtype="int16"),
-        "all": VocabularySpec(known, unknown="bucket", field="list", nulls="mask"),
+        "bucket": VocabularySpec(known, on_unknown="bucket", buckets=3, field="word", on_null="mask", dtype="int8"),
+        "filled": VocabularySpec(known, on_unknown="bucket", field="word", fill=9),
+        "hash": HashSpec(1000, seed=3, field="word", on_null="mask"),
+        "dropped": VocabularySpec(known, on_unknown="drop", field="list", on_null="mask", dtype="int16"),
+        "all": VocabularySpec(known, on_unknown="bucket", field="list", on_null="mask"),
     }
     reader = read(features=features, batch_size=100)
     (batch,) = reader
@@ -599,21 +603,24 @@ def test_all_sources_have_the_same_indices(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", SOURCES)
 def test_unknown_keys_are_an_error_by_default(kind: str, tmp_path: Path) -> None:
     read = readers_of_text(kind, tmp_path)
-    for field, match in (("word", 'found the key "zz"; unknown="bucket" gives'), ("list", 'unknown="drop" leaves')):
-        reader = read(features={field: VocabularySpec(["a", "b", "ä", ""], nulls="mask")}, batch_size=100)
-        with pytest.raises(fastpipe.ValueRangeError, match=match) as caught:
+    for field, match in (
+        ("word", 'found the key "zz"; on_unknown="bucket" gives'),
+        ("list", 'on_unknown="drop" leaves'),
+    ):
+        reader = read(features={field: VocabularySpec(["a", "b", "ä", ""], on_null="mask")}, batch_size=100)
+        with pytest.raises(fastpipe.errors.ValueRangeError, match=match) as caught:
             list(reader)
         assert caught.value.feature == field
         assert "zz" in str(caught.value)
-    with pytest.raises(fastpipe.SchemaError, match='unknown="drop" leaves keys out of'):
-        read(features={"word": VocabularySpec(["a"], unknown="drop")}, batch_size=1)
-    with pytest.raises(fastpipe.SchemaError, match="the index that stands for a null"):
-        read(features={"word": VocabularySpec(["a"], nulls="fill")}, batch_size=1)
+    with pytest.raises(fastpipe.errors.SchemaError, match='on_unknown="drop" leaves keys out of'):
+        read(features={"word": VocabularySpec(["a"], on_unknown="drop")}, batch_size=1)
+    with pytest.raises(fastpipe.errors.SchemaError, match="the index that stands for a null"):
+        read(features={"word": VocabularySpec(["a"], on_null="fill")}, batch_size=1)
 
 
 def test_columns_that_are_not_text() -> None:
     reader = {"x": np.arange(3)}
-    with pytest.raises(fastpipe.SchemaError, match="keys are text, and the column's values are of type Int64"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="keys are text, and the column's values are of type Int64"):
         fastpipe.from_arrays(reader, features={"x": HashSpec(7)}, batch_size=1)
 
 
@@ -627,22 +634,22 @@ def test_lookups_in_messages() -> None:
         messages.append(out.getvalue())
     features: Any = {
         "word": VocabularySpec(["a", "b"]),
-        "words": VocabularySpec(["a", "b"], unknown="drop"),
-        "bag": VocabularySpec(["a\x01t", "b\x01t"], unknown="drop"),
+        "words": VocabularySpec(["a", "b"], on_unknown="drop"),
+        "bag": VocabularySpec(["a\x01t", "b\x01t"], on_unknown="drop"),
         "hash": HashSpec(10, field="word"),
     }
-    decoder = fastpipe.MessageDecoder(schema, features=features)
+    decoder = fastpipe.avro.MessageDecoder(schema, features=features)
     for decode in (decoder, pickle.loads(pickle.dumps(decoder))):
         batch = decode(messages)
         assert batch["word"].tolist() == [1, 0, 1]
         assert oracle.rows(batch["words"]) == [[1], [0], [1]]
         assert entries(batch["bag"]) == [[(1, 2.0)], [(0, 2.0)], [(1, 2.0)]]
         assert batch["hash"][0] == batch["hash"][2]
-    with pytest.raises(fastpipe.ValueRangeError, match='found the key "b"') as caught:
-        fastpipe.decode_messages(messages, schema, features={"word": VocabularySpec(["a"])})
+    with pytest.raises(fastpipe.errors.ValueRangeError, match='found the key "b"') as caught:
+        fastpipe.avro.decode_messages(messages, schema, features={"word": VocabularySpec(["a"])})
     assert (caught.value.feature, caught.value.record) == ("word", 0)
-    with pytest.raises(fastpipe.SchemaError, match='unknown="drop" leaves keys out'):
-        fastpipe.decode_messages(messages, schema, features={"word": VocabularySpec(["a"], unknown="drop")})
+    with pytest.raises(fastpipe.errors.SchemaError, match='on_unknown="drop" leaves keys out'):
+        fastpipe.avro.decode_messages(messages, schema, features={"word": VocabularySpec(["a"], on_unknown="drop")})
 
 
 def test_lookups_in_folders(tmp_path: Path) -> None:
@@ -655,12 +662,12 @@ def test_lookups_in_folders(tmp_path: Path) -> None:
         return next(iter(reader))["city"].tolist()
 
     assert cities(VocabularySpec(["Wien", "Graz", "Linz"])) == [1, 1, 2, 2, 0, 0]
-    assert cities(VocabularySpec(["Wien", "Graz"], unknown="bucket")) == [1, 1, 2, 2, 0, 0]
+    assert cities(VocabularySpec(["Wien", "Graz"], on_unknown="bucket")) == [1, 1, 2, 2, 0, 0]
     assert len(set(cities(HashSpec(1 << 30)))) == 3
-    with pytest.raises(fastpipe.ValueRangeError, match='found the folder city=Linz; unknown="bucket" gives'):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match='found the folder city=Linz; on_unknown="bucket" gives'):
         cities(VocabularySpec(["Wien", "Graz"]))
-    with pytest.raises(fastpipe.SchemaError, match='unknown="drop" leaves keys out'):
-        cities(VocabularySpec(["Wien", "Graz"], unknown="drop"))
+    with pytest.raises(fastpipe.errors.SchemaError, match='on_unknown="drop" leaves keys out'):
+        cities(VocabularySpec(["Wien", "Graz"], on_unknown="drop"))
 
 
 def test_lookups_in_queries(tmp_path: Path) -> None:
@@ -668,7 +675,7 @@ def test_lookups_in_queries(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE t (i INTEGER PRIMARY KEY, city TEXT)")
         connection.executemany("INSERT INTO t VALUES (?, ?)", enumerate(["Wien", "Graz", "Wien", None]))
     connection.close()
-    features = {"city": VocabularySpec(["Wien", "Graz"], nulls="mask")}
+    features = {"city": VocabularySpec(["Wien", "Graz"], on_null="mask")}
     uri = f"sqlite:///{tmp_path / 't.db'}"
     (batch,) = fastpipe.read_sql("SELECT * FROM t", uri, features=features, batch_size=10)
     assert oracle.rows(batch["city"]) == [0, 1, 0, None]

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 import fastpipe
 from arrow_tables import tables
 from avro_rows import MisfitError, read, rows_of
-from fastpipe import Masked, Ragged, Sparse, SparseCSR, Strings
+from fastpipe import Masked, Ragged, Sparse, Strings
+from fastpipe.batch import SparseCSR
 
 CODECS = ("null", "deflate", "snappy", "zstandard", "bzip2", "xz")
 # Codecs that fastavro reads without further packages.
@@ -42,7 +43,7 @@ def test_any_table(given_table: Any, codec: Any, block_bytes: int, tmp_path_fact
     try:
         expected = rows_of(table)
     except MisfitError:
-        with pytest.raises(fastpipe.ValueRangeError):
+        with pytest.raises(fastpipe.errors.ValueRangeError):
             fastpipe.write_avro(path, table, codec=codec, block_bytes=block_bytes)
         assert not list(path.parent.iterdir())
         return
@@ -70,9 +71,9 @@ def test_blocks_do_not_depend_on_batches_or_threads(
 
     try:
         fastpipe.write_avro(folder / "whole.avro", table, block_bytes=64, num_threads=1)
-    except fastpipe.ValueRangeError:
+    except fastpipe.errors.ValueRangeError:
         return
-    schema = fastpipe.AvroFile(folder / "whole.avro").schema
+    schema = fastpipe.avro.AvroFile(folder / "whole.avro").schema
     fastpipe.write_avro(folder / "cut.avro", slices(), schema, block_bytes=64, num_threads=threads)
     assert bodies(folder / "cut.avro") == bodies(folder / "whole.avro")
 
@@ -122,7 +123,9 @@ def test_array_types(tmp_path: Path) -> None:
     assert fastpipe.write_avro(path, BATCH)[:2] == (3, 1)
     assert read(path) == ROWS
     # Only nullable columns are written as unions.
-    unions = [field["name"] for field in fastpipe.AvroFile(path).schema["fields"] if isinstance(field["type"], list)]
+    unions = [
+        field["name"] for field in fastpipe.avro.AvroFile(path).schema["fields"] if isinstance(field["type"], list)
+    ]
     assert unions == ["masked", "day"]
 
 
@@ -148,9 +151,9 @@ def test_read_back_by_fastpipe(tmp_path: Path, codec: Any) -> None:
 @pytest.mark.parametrize(
     ("spec", "rows"),
     [
-        (fastpipe.SparseSpec((9,), "float64", nulls="mask"), [([1, 2], [0.5, 1.5]), None, ([], [])]),
+        (fastpipe.SparseSpec((9,), "float64", on_null="mask"), [([1, 2], [0.5, 1.5]), None, ([], [])]),
         (fastpipe.SparseSpec((9,), "float64", fill=math.nan), [([1, 2], [0.5, None]), ([], [])]),
-        (fastpipe.SparseSpec((9, 5), "datetime64[ms]", nulls="fill"), [([1, 2], [DAY, None]), ([3], [DAY])]),
+        (fastpipe.SparseSpec((9, 5), "datetime64[ms]", on_null="fill"), [([1, 2], [DAY, None]), ([3], [DAY])]),
     ],
     ids=["mask", "nan", "nat"],
 )
@@ -214,10 +217,10 @@ def test_wide_and_large_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "9a", "ä", "", "a-b", "a..b", "a.", ".a", "a\tb"])
 def test_names(tmp_path: Path, name: str) -> None:
-    with pytest.raises(fastpipe.SchemaError, match=r"rename|name of") as caught:
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"rename|name of") as caught:
         fastpipe.write_avro(tmp_path / "out.avro", pa.table({name: [1]}))
     assert caught.value.feature is not None
-    with pytest.raises(fastpipe.SchemaError):
+    with pytest.raises(fastpipe.errors.SchemaError):
         fastpipe.write_avro(
             tmp_path / "out.avro", pa.table({"a": [{name: 1}]}) if "\0" not in name else pa.table({name: [1]})
         )
@@ -227,7 +230,7 @@ def test_names(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("columns", [["a", "a"], ["a", "a.b"], ["a.b", "a"], ["x.a", "x.a.b"]])
 def test_colliding_names(tmp_path: Path, columns: list[str]) -> None:
     table = pa.table([[1]] * len(columns), names=columns)
-    with pytest.raises(fastpipe.SchemaError, match=r"rename one|two fields"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=r"rename one|two fields"):
         fastpipe.write_avro(tmp_path / "out.avro", table)
 
 
@@ -276,7 +279,7 @@ def test_given_schema(tmp_path: Path) -> None:
     path = tmp_path / "out.avro"
     for schema in (SCHEMA, json.dumps(SCHEMA)):
         fastpipe.write_avro(path, given_schema_table(), schema)
-        assert fastpipe.AvroFile(path).schema == SCHEMA
+        assert fastpipe.avro.AvroFile(path).schema == SCHEMA
         first, second = read(path)
         assert first == {
             "suit": "B", "id": str(UUID), "price": -150, "at": 1577836800000, "raw": b"ab", "again": b"ab", "f": 0.5,
@@ -288,29 +291,29 @@ def test_given_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "error"),
     [
-        ("suit", pa.array(["C", "A"]), fastpipe.ValueRangeError),
-        ("suit", pa.array([2, 0]), fastpipe.ValueRangeError),
-        ("suit", pa.array([None, "A"]), fastpipe.NullValueError),
-        ("suit", pa.array([1.5, 2.5]), fastpipe.SchemaError),
-        ("id", pa.array([1, 2]), fastpipe.SchemaError),
-        ("id", pa.array([b"\xff", b"a"]), fastpipe.ValueRangeError),
-        ("price", pa.array([decimal.Decimal("0.125"), None]), fastpipe.ValueRangeError),
-        ("price", pa.array([decimal.Decimal(10**8), None]), fastpipe.ValueRangeError),
-        ("price", pa.array([1.5, 2.5]), fastpipe.SchemaError),
-        ("at", pa.array([1, None], pa.timestamp("us")), fastpipe.ValueRangeError),
-        ("at", pa.array(["2020", None]), fastpipe.SchemaError),
-        ("raw", pa.array([b"abc", b"ab"]), fastpipe.ValueRangeError),
-        ("again", pa.array([b"abc"] * 2, pa.binary(3)), fastpipe.SchemaError),
-        ("f", pa.array(["x", "y"]), fastpipe.SchemaError),
-        ("n", pa.array([2**31, 0]), fastpipe.ValueRangeError),
-        ("n", pa.array([1.0, 2.0]), fastpipe.SchemaError),
-        ("n", pa.array([None, 1]), fastpipe.NullValueError),
-        ("span", pa.array([(0, 0, 5), (0, 0, 0)], pa.month_day_nano_interval()), fastpipe.ValueRangeError),
-        ("m", pa.array([["k"], []]), fastpipe.SchemaError),
-        ("m", pa.array([[(1, 1)], []], pa.map_(pa.int32(), pa.int32())), fastpipe.SchemaError),
-        ("nothing", pa.array([1, 2]), fastpipe.SchemaError),
-        ("more", pa.array([1, 2]), fastpipe.SchemaError),
-        ("nothing", None, fastpipe.SchemaError),
+        ("suit", pa.array(["C", "A"]), fastpipe.errors.ValueRangeError),
+        ("suit", pa.array([2, 0]), fastpipe.errors.ValueRangeError),
+        ("suit", pa.array([None, "A"]), fastpipe.errors.NullValueError),
+        ("suit", pa.array([1.5, 2.5]), fastpipe.errors.SchemaError),
+        ("id", pa.array([1, 2]), fastpipe.errors.SchemaError),
+        ("id", pa.array([b"\xff", b"a"]), fastpipe.errors.ValueRangeError),
+        ("price", pa.array([decimal.Decimal("0.125"), None]), fastpipe.errors.ValueRangeError),
+        ("price", pa.array([decimal.Decimal(10**8), None]), fastpipe.errors.ValueRangeError),
+        ("price", pa.array([1.5, 2.5]), fastpipe.errors.SchemaError),
+        ("at", pa.array([1, None], pa.timestamp("us")), fastpipe.errors.ValueRangeError),
+        ("at", pa.array(["2020", None]), fastpipe.errors.SchemaError),
+        ("raw", pa.array([b"abc", b"ab"]), fastpipe.errors.ValueRangeError),
+        ("again", pa.array([b"abc"] * 2, pa.binary(3)), fastpipe.errors.SchemaError),
+        ("f", pa.array(["x", "y"]), fastpipe.errors.SchemaError),
+        ("n", pa.array([2**31, 0]), fastpipe.errors.ValueRangeError),
+        ("n", pa.array([1.0, 2.0]), fastpipe.errors.SchemaError),
+        ("n", pa.array([None, 1]), fastpipe.errors.NullValueError),
+        ("span", pa.array([(0, 0, 5), (0, 0, 0)], pa.month_day_nano_interval()), fastpipe.errors.ValueRangeError),
+        ("m", pa.array([["k"], []]), fastpipe.errors.SchemaError),
+        ("m", pa.array([[(1, 1)], []], pa.map_(pa.int32(), pa.int32())), fastpipe.errors.SchemaError),
+        ("nothing", pa.array([1, 2]), fastpipe.errors.SchemaError),
+        ("more", pa.array([1, 2]), fastpipe.errors.SchemaError),
+        ("nothing", None, fastpipe.errors.SchemaError),
     ],
 )
 def test_values_that_do_not_fit(tmp_path: Path, column: str, values: Any, error: type[Exception]) -> None:
@@ -330,16 +333,16 @@ def test_values_that_do_not_fit(tmp_path: Path, column: str, values: Any, error:
 @pytest.mark.parametrize(
     ("schema", "error"),
     [
-        ("{", fastpipe.SchemaError),
-        ('"long"', fastpipe.SchemaError),
-        ({"type": "record", "name": "R"}, fastpipe.SchemaError),
-        ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "lnog"}]}, fastpipe.SchemaError),
-        ({"type": "record", "name": "R", "fields": [{"name": "a b", "type": "long"}]}, fastpipe.SchemaError),
+        ("{", fastpipe.errors.SchemaError),
+        ('"long"', fastpipe.errors.SchemaError),
+        ({"type": "record", "name": "R"}, fastpipe.errors.SchemaError),
+        ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "lnog"}]}, fastpipe.errors.SchemaError),
+        ({"type": "record", "name": "R", "fields": [{"name": "a b", "type": "long"}]}, fastpipe.errors.SchemaError),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["int", "string"]}]},
-         fastpipe.UnsupportedError),
-        ({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "R"]}]}, fastpipe.UnsupportedError),
+         fastpipe.errors.UnsupportedError),
+        ({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "R"]}]}, fastpipe.errors.UnsupportedError),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "bytes", "logicalType": "decimal",
-          "precision": 2, "scale": 3}}]}, fastpipe.SchemaError),
+          "precision": 2, "scale": 3}}]}, fastpipe.errors.SchemaError),
     ],
 )  # fmt: skip
 def test_schemas_that_are_refused(tmp_path: Path, schema: Any, error: type[Exception]) -> None:
@@ -349,7 +352,7 @@ def test_schemas_that_are_refused(tmp_path: Path, schema: Any, error: type[Excep
 
 def test_a_null_in_a_later_batch(tmp_path: Path) -> None:
     batches = [{"a": np.arange(2)}, {"a": Masked(np.arange(2), np.array([True, False]))}]
-    with pytest.raises(fastpipe.NullValueError, match="pass a schema"):
+    with pytest.raises(fastpipe.errors.NullValueError, match="pass a schema"):
         fastpipe.write_avro(tmp_path / "out.avro", batches)
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "long"]}]}
     fastpipe.write_avro(tmp_path / "out.avro", batches, schema)
@@ -359,19 +362,19 @@ def test_a_null_in_a_later_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [pa.dense_union([pa.field("a", pa.int64())])])
 def test_types_that_are_refused(tmp_path: Path, kind: pa.DataType) -> None:
     array = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])])
-    with pytest.raises(fastpipe.UnsupportedError, match="aren't written"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="aren't written"):
         fastpipe.write_avro(tmp_path / "out.avro", pa.table({"u": array}))
 
 
 def test_damaged_arrow_data(tmp_path: Path) -> None:
     bad = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(np.array([0, 1], "int32")), pa.py_buffer(b"\xff")])
-    with pytest.raises(fastpipe.MalformedFileError):
+    with pytest.raises(fastpipe.errors.MalformedFileError):
         fastpipe.write_avro(tmp_path / "out.avro", pa.table({"a": bad}))
 
 
 def test_metadata(tmp_path: Path) -> None:
     fastpipe.write_avro(tmp_path / "out.avro", {"a": np.arange(3)}, metadata={"who": "é", "raw": b"\xff"})
-    found = fastpipe.AvroFile(tmp_path / "out.avro").metadata
+    found = fastpipe.avro.AvroFile(tmp_path / "out.avro").metadata
     assert (found["who"], found["raw"]) == ("é".encode(), b"\xff")
 
 

@@ -138,7 +138,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 try:
     fastpipe.write_avro({str(path)!r}, endless(), append={append})
-except fastpipe.StorageError as error:
+except fastpipe.errors.StorageError as error:
     print(error.errno, error.path)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=500)
@@ -255,16 +255,16 @@ def test_append_to_an_incompatible_file(tmp_path: Path) -> None:
     same = {"type": "record", "name": "Other", "doc": "x", "fields": [{"name": "a", "type": "long", "default": 3}]}
     with pytest.raises(ValueError, match="codec is zstandard"):
         fastpipe.write_avro(path, BATCH, codec="null", append=True)
-    with pytest.raises(fastpipe.SchemaError, match="differs from the schema of the existing file"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="differs from the schema of the existing file"):
         fastpipe.write_avro(path, BATCH, other, append=True)
     for data in ({"b": np.arange(3)}, {"a": np.array([0.5])}, {"a": np.arange(3), "b": np.arange(3)}):
-        with pytest.raises(fastpipe.SchemaError):
+        with pytest.raises(fastpipe.errors.SchemaError):
             fastpipe.write_avro(path, data, append=True)
     assert path.read_bytes() == before
     fastpipe.write_avro(path, BATCH, same, append=True)
     whole = path.read_bytes()
     path.write_bytes(whole[:20])
-    with pytest.raises(fastpipe.MalformedFileError):
+    with pytest.raises(fastpipe.errors.MalformedFileError):
         fastpipe.write_avro(path, BATCH, append=True)
     assert path.read_bytes() == whole[:20]
     for tail in (b"\0" * 18, b"\1", b"\0\1", b"\xff" * 20):
@@ -278,10 +278,10 @@ def test_append_to_an_incompatible_file(tmp_path: Path) -> None:
 def test_append_after_a_kill_at_any_byte(tmp_path: Path, codec: Any) -> None:
     path = tmp_path / "out.avro"
     fastpipe.write_avro(path, BATCH, codec=codec, block_bytes=50)
-    ends = [int(block["offset"]) for block in fastpipe.AvroFile(path).blocks]
+    ends = [int(block["offset"]) for block in fastpipe.avro.AvroFile(path).blocks]
     whole = path.read_bytes()
     rows = [row["a"] for row in read(path)]
-    kept = len(rows) - int(fastpipe.AvroFile(path).blocks[-1]["rows"])
+    kept = len(rows) - int(fastpipe.avro.AvroFile(path).blocks[-1]["rows"])
     for cut in range(ends[-1] + 1, len(whole)):
         path.write_bytes(whole[:cut])
         match = rf"its {cut - ends[-1]} bytes are cut off.*{path.name}"
@@ -304,7 +304,7 @@ def test_append_after_a_kill_at_any_byte(tmp_path: Path, codec: Any) -> None:
 def test_append_removes_only_an_incomplete_last_block(tmp_path: Path) -> None:
     path = tmp_path / "out.avro"
     fastpipe.write_avro(path, BATCH, codec="null", block_bytes=50)
-    blocks = fastpipe.AvroFile(path).blocks
+    blocks = fastpipe.avro.AvroFile(path).blocks
     whole = path.read_bytes()
     for block in (blocks[0], blocks[len(blocks) // 2], blocks[-1]):
         size = int(block["offset"]) + 1
@@ -317,7 +317,7 @@ def test_append_removes_only_an_incomplete_last_block(tmp_path: Path) -> None:
                 path.write_bytes(data)
                 if block["offset"] == blocks[-1]["offset"] and data is not damaged:
                     continue  # Killing a writer leaves exactly this state.
-                with pytest.raises(fastpipe.MalformedFileError):
+                with pytest.raises(fastpipe.errors.MalformedFileError):
                     fastpipe.write_avro(path, BATCH, append=True)
                 assert path.read_bytes() == data
 

@@ -97,7 +97,7 @@ def test_batches_are_the_same_each_time() -> None:
 def test_nulls_are_missing_and_padding_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b,y\n1,2.5,0\n,NA,1\n3,1,0\n4,2,1\n5,3,1\n")
-    source = fastpipe.read_csv(path, batch_size=2, world_size=2, rank=1, uneven="pad")
+    source = fastpipe.read_csv(path, batch_size=2, world_size=2, rank=1, on_uneven="pad")
     (found, *rest) = batches(DataIter(source, label="y"))
     assert np.array_equal(found["data"], [[3, 1], [4, 2]])
     assert sum(len(more["data"]) for more in rest) == 0
@@ -111,9 +111,9 @@ def test_unsupported_data_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,s\n1,x\n")
     source = fastpipe.read_csv(path, batch_size=1)
-    with pytest.raises(fastpipe.SchemaError, match="requires numbers, but 's' is"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="requires numbers, but 's' is"):
         DataIter(source)
-    with pytest.raises(fastpipe.SchemaError, match="unknown feature 'z'; the features are 'a', 's'"):
+    with pytest.raises(fastpipe.errors.SchemaError, match="unknown feature 'z'; the features are 'a', 's'"):
         DataIter(source, label="z", columns=["a"])
     with pytest.raises(ValueError, match="no columns are left"):
         DataIter(source, label="a", columns=[])
@@ -124,5 +124,5 @@ def test_unsupported_data_is_refused(tmp_path: Path) -> None:
     broken = fastpipe.read_csv(
         b"a,y\n1,0\nx,1\n", features={"a": DenseSpec((), "int64"), "y": DenseSpec((), "int8")}, batch_size=1
     )
-    with pytest.raises(fastpipe.ValueRangeError, match='cannot parse "x" as int64'):
+    with pytest.raises(fastpipe.errors.ValueRangeError, match='cannot parse "x" as int64'):
         xgboost.QuantileDMatrix(DataIter(broken, label="y"))

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import fastpipe
-from fastpipe.sources.units import _data
+from fastpipe.units import _data
 from toy_units import Numbers, flat, until
 
 ROWS = [4] * 12
@@ -124,7 +124,7 @@ def forked(act: str) -> None:
     def work() -> None:
         try:
             next(batches)
-        except fastpipe.PassClosedError:
+        except fastpipe.errors.PassClosedError:
             pass
         else:
             raise AssertionError("the child used a pass of its parent")

@@ -27,7 +27,7 @@ def features(dataset: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for column in generate.DATASETS[dataset]:
         dtype = generate.DTYPES.get(column.avro, "string")
-        nulls: dict[str, Any] = {"nulls": "mask"} if column.nullable else {}
+        nulls: dict[str, Any] = {"on_null": "mask"} if column.nullable else {}
         if column.kind in ("ragged", "strings"):
             found[column.name] = fastpipe.RaggedSpec((None,), dtype, **nulls)
         elif column.kind == "sparse":
@@ -60,7 +60,7 @@ def least_limit(reader: fastpipe.Reader) -> int:
     try:
         reader.close()
         iter(reader)
-    except fastpipe.LimitError as error:
+    except fastpipe.errors.LimitError as error:
         said = str(error)
     else:
         raise RuntimeError("a limit of one byte was accepted")

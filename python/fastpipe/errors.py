@@ -119,7 +119,7 @@ class ValueRangeError(FastpipeError, ValueError):
 
 
 class NullValueError(FastpipeError, ValueError):
-    """A feature has a null, and its spec has `nulls="error"`."""
+    """A feature has a null, and its spec has `on_null="error"`."""
 
 
 class OutOfMemoryError(FastpipeError, MemoryError):
@@ -245,7 +245,7 @@ class WorkerError(FastpipeError, RuntimeError):
 class RowsLeftOutWarning(UserWarning):
     """More than a tenth of the rows are in no batch, because short or uneven batches are dropped.
 
-    A reader warns once, when it is created. `warnings.filterwarnings("ignore", category=fastpipe.RowsLeftOutWarning)`
+    A reader warns once, when it is created. `warnings.filterwarnings("ignore", category=fastpipe.errors.RowsLeftOutWarning)`
     silences the warning; `"error"` turns it into an error.
     """
 
@@ -254,6 +254,6 @@ class ColumnsLeftOutWarning(UserWarning):
     """Columns are left out because their types are not supported, or because the first file with rows lacks them.
 
     A reader warns once for each of the two reasons, when it is created. The message names the columns and the options
-    that read them. `warnings.filterwarnings("ignore", category=fastpipe.ColumnsLeftOutWarning)` silences the warning.
-    For unsupported types, `unsupported="ignore"` also silences it, and `unsupported="error"` turns it into an error.
+    that read them. `warnings.filterwarnings("ignore", category=fastpipe.errors.ColumnsLeftOutWarning)` silences the warning.
+    For unsupported types, `on_unsupported="ignore"` also silences it, and `on_unsupported="error"` turns it into an error.
     """

@@ -14,7 +14,7 @@ memory, during training. Each time it gets the batches of the same epoch in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ class DataIter(xgboost.DataIter):
 
     Features are converted to float32 columns. A number or truth value is one column. An array of `k` numbers is `k`
     columns, named `x(0)` to `x(k-1)`, because XGBoost doesn't allow brackets in names. NaN and masked values are
-    missing values to XGBoost. Rows that pad a batch (`uneven="pad"`) are skipped. With ranks, each rank feeds its own
+    missing values to XGBoost. Rows that pad a batch (`on_uneven="pad"`) are skipped. With ranks, each rank feeds its own
     shard.
 
     Args:
@@ -65,7 +65,7 @@ class DataIter(xgboost.DataIter):
         label: str | None = None,
         weight: str | None = None,
         columns: Sequence[str] | None = None,
-        epoch: SupportsIndex = 0,
+        epoch: int = 0,
         cache_prefix: str | None = None,
         **options: Any,
     ) -> None:
@@ -106,7 +106,7 @@ class DataIter(xgboost.DataIter):
             # A finished pass leaves the reader at the next epoch.
             self._passes.set_epoch(self._epoch)
             return False
-        keep = batch.get(_VALID) if self._passes.uneven == "pad" else None
+        keep = batch.get(_VALID) if self._passes.on_uneven == "pad" else None
         more = {
             word: _kept(_plain(name, batch[name]), keep)
             for word, name in (("label", self._label), ("weight", self._weight))

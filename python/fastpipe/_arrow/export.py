@@ -98,7 +98,7 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
             of rows.
         features: Specs of the columns, such as `reader.features`. They determine the types and the order of the
             columns, and are stored in the schema's metadata. The batch must have exactly these columns, and may have
-            `valid` (of `uneven="pad"`). By default the types are determined by the arrays.
+            `valid` (of `on_uneven="pad"`). By default the types are determined by the arrays.
 
     Returns:
         The record batch.

@@ -11,8 +11,8 @@ before its first batch, and all of its batches have the same schema.
 | `DenseSpec((), dtype, scale=2)` | decimals of that scale, with the dtype's digits: `decimal128` up to scale 38 |
 | `SparseSpec((5, 9), dtype)` | a struct of `large_list`s: int64 `indices0` and `indices1`, and `values` |
 
-Each level is nullable, which is Arrow's default. It doesn't depend on `nulls`: the presence of a mask with
-`nulls="mask"` depends on the files, but the schema must not.
+Each level is nullable, which is Arrow's default. It doesn't depend on `on_null`: the presence of a mask with
+`on_null="mask"` depends on the files, but the schema must not.
 
 The schema's metadata contains the specs as JSON. `features_of` restores them.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FEATURES = b"fastpipe:features"
-# The column that marks rows in batches of readers with uneven="pad".
+# The column that marks rows in batches of readers with on_uneven="pad".
 VALID = "valid"
 
 _VERSION = 1
@@ -67,7 +67,7 @@ def schema_of(features: Mapping[str, Spec], *, valid: bool = False) -> pa.Schema
 
     Args:
         features: Dict from name to spec, such as `reader.features`.
-        valid: Whether to append the bool column `valid`, as in batches of readers with `uneven="pad"`. Defaults to
+        valid: Whether to append the bool column `valid`, as in batches of readers with `on_uneven="pad"`. Defaults to
             False.
 
     Raises:
@@ -301,8 +301,8 @@ def _finished(spec: Spec) -> Spec:
     """Returns the spec of the result of a spec: fields were renamed, lists padded or counted, and nulls replaced."""
     # Arrow data has nulls for NaT, and for NaN that represents null. They are read as NaT and NaN again.
     fill = spec.fill if spec._nan_is_null else None
-    nulls = "mask" if spec.nulls == "mask" else "fill" if is_time(spec) or fill is not None else "error"
-    options: dict[str, Any] = {"field": None, "fill": fill, "nulls": nulls}
+    nulls = "mask" if spec.on_null == "mask" else "fill" if is_time(spec) or fill is not None else "error"
+    options: dict[str, Any] = {"field": None, "fill": fill, "on_null": nulls}
     if isinstance(spec, DenseSpec):
         options |= {"pad": None}
     if isinstance(spec, (DenseSpec, RaggedSpec)):

@@ -25,7 +25,7 @@ def check(order: Order, ordering: Ordering, rows: int, units: str) -> None:
     Raises:
         ValueError: If no rank would get a batch. The message lists settings that work.
     """
-    if rows == 0 or order.steps or ordering.world_size == 1 or ordering.uneven == "allow":
+    if rows == 0 or order.steps or ordering.world_size == 1 or ordering.on_uneven == "allow":
         return
     if ordering.in_step is not None:
         # A single worker may get no batch: its rank has some, or has already raised this error.
@@ -38,7 +38,7 @@ def check(order: Order, ordering: Ordering, rows: int, units: str) -> None:
     else:
         found = f"no rank's {units} have the rows of a batch of batch_size={size}{short}"
     raise ValueError(
-        f'{found}: uneven="{ordering.uneven}" would leave every rank without a batch. Use one of: '
+        f'{found}: on_uneven="{ordering.on_uneven}" would leave every rank without a batch. Use one of: '
         + "; ".join(_choices(order, ordering, rows, batches))
     )
 
@@ -48,8 +48,8 @@ def _choices(order: Order, ordering: Ordering, rows: int, batches: int) -> list[
     size, ranks, own = ordering.batch_size, ordering.world_size, order.own_rows
     choices = []
     if own is None and batches:
-        choices.append('uneven="pad", which fills batches with repeated rows')
-        choices.append('uneven="allow", which allows ranks without a batch')
+        choices.append('on_uneven="pad", which fills batches with repeated rows')
+        choices.append('on_uneven="allow", which allows ranks without a batch')
         choices.append(f"world_size={batches} or fewer ranks")
     if largest := rows // ranks if own is None else own:
         choices.append(f"batch_size={largest} or less")
@@ -73,9 +73,9 @@ def warn(order: Order, ordering: Ordering, rows: int) -> None:
     if ordering.drop_last:
         why.append("drop_last=True")
         remedies.append("drop_last=False")
-    if ordering.world_size > 1 and ordering.uneven == "drop":
-        why += [f"world_size={ordering.world_size}", 'uneven="drop"']
-        remedies.append('uneven="pad" or "allow"')
+    if ordering.world_size > 1 and ordering.on_uneven == "drop":
+        why += [f"world_size={ordering.world_size}", 'on_uneven="drop"']
+        remedies.append('on_uneven="pad" or "allow"')
         if order.own_rows is not None:
             remedies.append('shard_by="batch"')
     share = "all" if left_out == rows else f"{left_out} of"

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, SupportsIndex, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 from fastpipe._arguments import flag
 from fastpipe._reader.dataset import Dataset
@@ -40,10 +40,10 @@ class Options(OrderOptions, total=False):
         progress: Whether to show a progress bar (extra `progress`). Defaults to False.
     """
 
-    epochs: SupportsIndex | None
-    num_threads: SupportsIndex | Literal["auto"] | None
-    prefetch: SupportsIndex | None
-    memory_limit: SupportsIndex | str | None
+    epochs: int | None
+    num_threads: int | Literal["auto"] | None
+    prefetch: int | None
+    memory_limit: int | str | None
     progress: bool
 
 
@@ -119,7 +119,7 @@ class Settings:
         ValueError: If a value is out of range, or if two arguments exclude each other.
     """
 
-    def __init__(self, function: Callable[..., Reader], batch_size: SupportsIndex, options: Options) -> None:
+    def __init__(self, function: Callable[..., Reader], batch_size: int, options: Options) -> None:
         parameters = inspect.signature(function).parameters
         for unknown in options.keys() - Options.__annotations__.keys():
             import difflib  # Only this error message needs it.

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, fields
 from dataclasses import replace as replaced
 from functools import cached_property
-from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypedDict
+from typing import Any, Literal, Self, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ class OrderOptions(TypedDict, total=False):
             shuffling): each rank reads whole windows, or ranges of the same length. `"block"` (the default with
             `"block"` and `"buffer"`): each rank reads every `world_size`-th unit, in a separate order. `"batch"`: at
             each step the ranks together read the next `world_size` batches, so each rank opens nearly all units.
-        uneven: How to handle batches that can't be divided evenly among the ranks. `"drop"` drops them; they are fewer
+        on_uneven: How to handle batches that can't be divided evenly among the ranks. `"drop"` drops them; they are fewer
             than the ranks, except with `shard_by="block"`, which drops what a rank has in excess of the smallest rank.
             `"pad"` repeats rows: ranks without a batch get a batch of repeated rows, and all batches are filled up to
             `batch_size` with rows from all over their units. An extra entry `"valid"`, a bool array [batch_size], is
@@ -51,12 +51,12 @@ class OrderOptions(TypedDict, total=False):
 
     drop_last: bool
     shuffle: bool | Shuffle
-    shuffle_buffer: SupportsIndex | None
-    seed: SupportsIndex | None
-    rank: SupportsIndex
-    world_size: SupportsIndex
+    shuffle_buffer: int | None
+    seed: int | None
+    rank: int
+    world_size: int
     shard_by: ShardBy | None
-    uneven: Uneven
+    on_uneven: Uneven
 
 
 LARGEST_BATCH = 2**31 - 1
@@ -112,8 +112,8 @@ class Ordering:
         rank: Rank of this reader.
         world_size: Number of ranks.
         shard_by: How the data is divided among ranks.
-        uneven: How to handle batches that can't be divided evenly.
-        in_step: Number of ranks that must have the same number of batches, subject to `uneven`. None means all. In a
+        on_uneven: How to handle batches that can't be divided evenly.
+        in_step: Number of ranks that must have the same number of batches, subject to `on_uneven`. None means all. In a
             reader of a worker it is the number of ranks, not of workers.
         skipped: Number of draws to skip before this sample.
         rows: Indices of selected rows, ascending. None unless `shuffle` is `"taken"`.
@@ -128,7 +128,7 @@ class Ordering:
     rank: int
     world_size: int
     shard_by: str
-    uneven: str
+    on_uneven: str
     in_step: int | None = None
     skipped: int = 0
     rows: Rows | None = None
@@ -137,15 +137,15 @@ class Ordering:
     def checked(
         cls,
         *,
-        batch_size: SupportsIndex,
+        batch_size: int,
         drop_last: bool = False,
         shuffle: bool | Shuffle = False,
-        shuffle_buffer: SupportsIndex | None = None,
-        seed: SupportsIndex | None = None,
-        rank: SupportsIndex = 0,
-        world_size: SupportsIndex = 1,
+        shuffle_buffer: int | None = None,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
         shard_by: ShardBy | None = None,
-        uneven: Uneven = "drop",
+        on_uneven: Uneven = "drop",
     ) -> Self:
         """Creates an ordering from the arguments that users pass.
 
@@ -161,8 +161,8 @@ class Ordering:
         world = within("world_size", world_size, 1, LARGEST_WORLD)
         if seed is None and world > 1 and kind != "sequential":
             raise ValueError("set a seed: every rank must use the same seed, and a random one differs between ranks")
-        if uneven not in ("drop", "pad", "allow"):
-            raise ValueError(f'uneven must be "drop", "pad" or "allow"; got {uneven!r}')
+        if on_uneven not in ("drop", "pad", "allow"):
+            raise ValueError(f'on_uneven must be "drop", "pad" or "allow"; got {uneven!r}')
         return cls(
             shuffle=kind,
             shuffle_buffer=buffer,
@@ -173,7 +173,7 @@ class Ordering:
             rank=within("rank", rank, 0, world - 1),
             world_size=world,
             shard_by=_shard_by(kind, shard_by),
-            uneven=uneven,
+            on_uneven=on_uneven,
         )
 
     def sample(self, rows: int, skipped: int, seed: int | None, *, replace: bool) -> Self:
@@ -267,7 +267,7 @@ class Ordering:
         return cls(**json.loads(text), seed_given=seed_given)
 
 
-_NOT_STORED = ("seed_given", "rank", "world_size", "uneven", "in_step", "skipped", "rows")
+_NOT_STORED = ("seed_given", "rank", "world_size", "on_uneven", "in_step", "skipped", "rows")
 
 
 def _kind(shuffle: Any) -> str:
@@ -288,7 +288,7 @@ def _shard_by(kind: str, shard_by: str | None) -> str:
     return shard_by
 
 
-def integer(name: str, value: SupportsIndex) -> int:
+def integer(name: str, value: int) -> int:
     """Returns an integer argument as an int.
 
     Raises:
@@ -302,7 +302,7 @@ def integer(name: str, value: SupportsIndex) -> int:
         raise TypeError(f"{name} must be an integer; got {shown(value)}") from None
 
 
-def seed_of(seed: SupportsIndex | None) -> int:
+def seed_of(seed: int | None) -> int:
     """Returns the given seed, or draws one.
 
     Raises:
@@ -313,7 +313,7 @@ def seed_of(seed: SupportsIndex | None) -> int:
     return int.from_bytes(os.urandom(6)) if seed is None else within("seed", seed, 0, 2**64 - 1)
 
 
-def within(name: str, value: SupportsIndex, least: int, most: int) -> int:
+def within(name: str, value: int, least: int, most: int) -> int:
     """Returns an integer argument as an int.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.ordering import Ordering, digest, within
@@ -36,7 +36,7 @@ class Partition(NamedTuple):
     digest: str
 
 
-def split_dataset(data: Dataset, ordering: Ordering, partitions: SupportsIndex) -> list[Partition]:
+def split_dataset(data: Dataset, ordering: Ordering, partitions: int) -> list[Partition]:
     """Divides a dataset into partitions. See `Reader.partition`."""
     _check(ordering)
     count = within("partitions", partitions, 1, _MOST)
@@ -50,7 +50,7 @@ def dataset_part(data: Dataset, ordering: Ordering, partition: Partition) -> Dat
     _check(ordering)
     if not isinstance(partition, Partition):
         raise TypeError(
-            f"partition must be a fastpipe.Partition; got {type(partition).__name__}. From JSON: Partition(*values)"
+            f"partition must be a fastpipe.typing.Partition; got {type(partition).__name__}. From JSON: Partition(*values)"
         )
     if partition.digest != _digest(data):
         raise StateError(f"the partition does not belong to this reader: {data.words.other_digest}")

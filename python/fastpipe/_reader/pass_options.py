@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self, SupportsIndex
+from typing import TYPE_CHECKING, Literal, Self
 
 from fastpipe._reader.ordering import integer, within
 
@@ -49,9 +49,9 @@ class PassOptions:
     def checked(
         cls,
         *,
-        num_threads: SupportsIndex | Literal["auto"] | None,
-        prefetch: SupportsIndex | None,
-        memory_limit: SupportsIndex | str | None,
+        num_threads: int | Literal["auto"] | None,
+        prefetch: int | None,
+        memory_limit: int | str | None,
     ) -> Self:
         """Checks the options that a user passed.
 
@@ -70,7 +70,7 @@ class PassOptions:
         )
 
 
-def _prefetch(prefetch: SupportsIndex) -> int:
+def _prefetch(prefetch: int) -> int:
     if integer("prefetch", prefetch) == 0:
         raise ValueError(
             "prefetch must be at least 1: a batch is decoded before it is yielded; None keeps the threads busy"
@@ -78,7 +78,7 @@ def _prefetch(prefetch: SupportsIndex) -> int:
     return within("prefetch", prefetch, 1, 1 << 20)
 
 
-def memory_size(name: str, size: SupportsIndex | str) -> int:
+def memory_size(name: str, size: int | str) -> int:
     """Returns the number of bytes of a size given as a number or with a unit: `"512MB"` (10^6), `"1.5 GiB"` (2^30).
 
     Raises:

@@ -93,13 +93,13 @@ class Passes(ABC):
 
     @property
     @abstractmethod
-    def uneven(self) -> str:
+    def on_uneven(self) -> str:
         """How batches that not all ranks would get are handled. With "pad", batches have a column `valid`."""
 
     @property
     def one_size(self) -> bool:
         """Whether all batches have `batch_size` rows."""
-        return self.drop_last or self.uneven == "pad"
+        return self.drop_last or self.on_uneven == "pad"
 
     @property
     @abstractmethod
@@ -330,7 +330,7 @@ class Passes(ABC):
             ImportError: If pyarrow isn't installed.
             ValueError: If Arrow doesn't support the name or size of a feature.
         """
-        return schema_of(self.features, valid=self.uneven == "pad")
+        return schema_of(self.features, valid=self.on_uneven == "pad")
 
     def rows_of(self, epoch: int, step: int) -> int:
         """Returns the number of rows in a batch without reading it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self
 
 from fastpipe._arguments import flag
 from fastpipe._arrow.schema import require_pyarrow
@@ -166,7 +166,7 @@ class Reader:
         ordering: Ordering,
         running: PassOptions,
         progress: bool,
-        epochs: SupportsIndex | None,
+        epochs: int | None,
     ) -> None:
         self._data = data
         self._ordering = ordering
@@ -245,7 +245,7 @@ class Reader:
         """
         return self._cursor.epoch
 
-    def set_epoch(self, epoch: SupportsIndex) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Makes the next pass start at the beginning of this epoch. The active pass continues unchanged."""
         self._cursor.set_epoch(within("epoch", epoch, 0, _state.LARGEST_EPOCH))
 
@@ -269,7 +269,7 @@ class Reader:
         Each record batch equals the result of `to_arrow` and shares the memory of its batch. It is made when the
         consumer asks for it, so only a few are in memory unless the consumer keeps them. Sparse columns are read as
         `SparseCSR`, which saves a copy. The schema is known before the first batch. It follows from `features`, which
-        its metadata contains, and has a bool column `valid` with `uneven="pad"`. Dropping the stream, or calling
+        its metadata contains, and has a bool column `valid` with `on_uneven="pad"`. Dropping the stream, or calling
         `Reader.close`, ends the pass. The stream's own `close` doesn't end it. With `epochs=None` the stream has no
         end, so reading all of it never returns. Only one thread at a time may use an Arrow stream, but several may draw
         from `iter(reader)`.
@@ -328,12 +328,12 @@ class Reader:
             return started
         return show(started, total=started.total, batch_size=self.batch_size)
 
-    def shard(self, num_shards: SupportsIndex, index: SupportsIndex) -> Reader:
+    def shard(self, num_shards: int, index: int) -> Reader:
         """Returns a reader of one of `num_shards` equal shards of this reader's batches.
 
         If this reader already has a rank, its shard is divided further: shard `index` of rank `r` of `w` is rank
         `r * num_shards + index` of `w * num_shards`. All shards have the same order and seed as this reader, and begin
-        where its next pass would. So each row is in exactly one shard, except as `uneven` specifies.
+        where its next pass would. So each row is in exactly one shard, except as `on_uneven` specifies.
 
         Args:
             num_shards: Number of shards, at least 1.
@@ -353,7 +353,7 @@ class Reader:
         shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
         return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._warned()
 
-    def partition(self, partitions: SupportsIndex) -> list[Partition]:
+    def partition(self, partitions: int) -> list[Partition]:
         """Divides the data into partitions that take about the same time to read.
 
         Each row is in one partition. The source's units (blocks, row groups, CSV chunks) stay whole and keep their
@@ -406,9 +406,9 @@ class Reader:
         *,
         worker: str | None = None,
         job: str = "default",
-        stretch: SupportsIndex | None = None,
+        stretch: int | None = None,
         ttl: float = 30.0,
-        ahead: SupportsIndex = 1,
+        ahead: int = 1,
         barrier: bool = True,
         copies: bool = True,
         patience: float = 600.0,
@@ -565,7 +565,7 @@ class Reader:
         self._ordering, self._order = ordering, order
         self._cursor.load(pass_epoch, progress)
 
-    def batch_at(self, step: SupportsIndex, epoch: SupportsIndex | None = None) -> dict[str, Any]:
+    def batch_at(self, step: int, epoch: int | None = None) -> dict[str, Any]:
         """Returns any batch without reading the batches before it.
 
         Args:
@@ -596,7 +596,7 @@ class Reader:
         finally:
             started.close()
 
-    def locate(self, step: SupportsIndex, row: SupportsIndex, epoch: SupportsIndex | None = None) -> Any:
+    def locate(self, step: int, row: int, epoch: int | None = None) -> Any:
         """Returns where a row of a batch comes from. Reads no data.
 
         Args:
@@ -626,14 +626,14 @@ class Reader:
             )
         return self._data.place(*self._order.locate(self._at(epoch), at, slot, self._running.memory_limit))
 
-    def _step(self, step: SupportsIndex) -> int:
+    def _step(self, step: int) -> int:
         at, steps = integer("step", step), self._order.steps
         if not 0 <= at < steps:
             last = f", counted from 0 to {steps - 1}" if steps else ""
             raise IndexError(f"batch {at} does not exist: an epoch has {steps} batches{last}")
         return at
 
-    def _at(self, epoch: SupportsIndex | None) -> int:
+    def _at(self, epoch: int | None) -> int:
         return self.epoch if epoch is None else within("epoch", epoch, 0, _state.LARGEST_EPOCH)
 
     def stats(self) -> dict[str, Any]:

@@ -78,8 +78,8 @@ class ReaderPasses(Passes):
         return self._reader._ordering.drop_last
 
     @property
-    def uneven(self) -> str:
-        return self._reader._ordering.uneven
+    def on_uneven(self) -> str:
+        return self._reader._ordering.on_uneven
 
     @property
     def epochs(self) -> int | None:
@@ -241,7 +241,7 @@ def arrow_streams(reader: Reader, start: Callable[[], Pass] | None = None) -> Ar
 
     return ArrowStreams(
         features=reader.features,
-        padded=reader._ordering.uneven == "pad",
+        padded=reader._ordering.on_uneven == "pad",
         schema=reader._data.handle.arrow_schema,
         start=partial(reader._start, csr=True) if start is None else start,
         counter=counter,

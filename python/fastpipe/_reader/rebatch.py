@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self
 
 from fastpipe._arguments import flag
 from fastpipe._fastpipe import RowBuffer
@@ -16,11 +16,11 @@ _END: Any = object()
 
 def rebatch(
     batches: Iterable[Mapping[str, Any]],
-    batch_size: SupportsIndex,
+    batch_size: int,
     *,
-    shuffle_buffer: SupportsIndex = 0,
-    seed: SupportsIndex | None = None,
-    epoch: SupportsIndex = 0,
+    shuffle_buffer: int = 0,
+    seed: int | None = None,
+    epoch: int = 0,
     drop_last: bool = False,
     copy: bool = False,
 ) -> Rebatcher:
@@ -94,11 +94,11 @@ class Rebatcher(Iterator[dict[str, Any]]):
     def __init__(
         self,
         batches: Iterable[Mapping[str, Any]],
-        batch_size: SupportsIndex,
+        batch_size: int,
         *,
-        shuffle_buffer: SupportsIndex = 0,
-        seed: SupportsIndex | None = None,
-        epoch: SupportsIndex = 0,
+        shuffle_buffer: int = 0,
+        seed: int | None = None,
+        epoch: int = 0,
         drop_last: bool = False,
         copy: bool = False,
     ) -> None:
@@ -130,7 +130,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
 
     def __repr__(self) -> str:
         shuffled = f", shuffle_buffer={self._shuffle_buffer}, seed={self._seed}, epoch={self._epoch}"
-        return f"<fastpipe.Rebatcher: batch_size={self._batch_size}{shuffled if self._shuffle_buffer else ''}>"
+        return f"<fastpipe.typing.Rebatcher: batch_size={self._batch_size}{shuffled if self._shuffle_buffer else ''}>"
 
     def __iter__(self) -> Self:
         return self

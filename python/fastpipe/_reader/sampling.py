@@ -11,7 +11,7 @@ each row is drawn with exactly the same probability, and each sample has exactly
 from __future__ import annotations
 
 from dataclasses import replace as replaced
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -195,14 +195,14 @@ _LARGEST_PART = 2**20
 
 def sample(
     reader: Reader,
-    rows: SupportsIndex,
+    rows: int,
     *,
     replace: bool = False,
-    seed: SupportsIndex | None = None,
-    part: SupportsIndex = 0,
+    seed: int | None = None,
+    part: int = 0,
     stratify: str | npt.ArrayLike | None = None,
     weights: str | npt.ArrayLike | None = None,
-    batch_size: SupportsIndex | None = None,
+    batch_size: int | None = None,
 ) -> Reader:
     """Draws a uniform random sample of a reader's rows. Works with any source.
 
@@ -270,11 +270,11 @@ def sample(
 def _drawn(
     reader: Reader,
     rows: int,
-    seed: SupportsIndex | None,
+    seed: int | None,
     part: int,
     stratify: Any,
     weights: Any,
-    batch_size: SupportsIndex | None,
+    batch_size: int | None,
     *,
     replace: bool,
 ) -> Reader:
@@ -323,7 +323,7 @@ def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
     return found
 
 
-def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | None = None) -> Reader:
+def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: int | None = None) -> Reader:
     """Selects rows by index. Works with any source.
 
     Use it for sampling methods that `sample` doesn't support, and for the folds of cross-validation. Rows keep the

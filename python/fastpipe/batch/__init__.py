@@ -396,7 +396,7 @@ class SparseCSR(_SparseForm):
         >>> import numpy as np
         >>> import fastpipe
         >>> offsets, indices, values = np.array([0, 1, 2]), np.array([3, 2]), np.array([0.5, 1.5])
-        >>> sparse = fastpipe.SparseCSR(offsets, indices, values, np.array([2, 4]))
+        >>> sparse = fastpipe.batch.SparseCSR(offsets, indices, values, np.array([2, 4]))
         >>> len(sparse), sparse.indices
         (2, array([3, 2]))
     """

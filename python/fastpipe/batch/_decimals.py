@@ -21,7 +21,7 @@ def DecimalSpec(
     *,
     values: Literal["int64", "pairs", "float64"] = "int64",
     scale: int | None = None,
-    nulls: Nulls = "error",
+    on_null: Nulls = "error",
     fill: float | None = None,
     field: str | None = None,
 ) -> Spec:
@@ -34,7 +34,7 @@ def DecimalSpec(
             for up to 38 digits. "float64" reads the nearest number. `to_decimals` converts the first two to Python
             decimals. Defaults to "int64".
         scale: Number of decimal places for "int64" and "pairs", at least the field's scale.
-        nulls: How to read nulls: "error", "mask" or "fill"; see `DenseSpec`. Defaults to "error".
+        on_null: How to read nulls: "error", "mask" or "fill"; see `DenseSpec`. Defaults to "error".
         fill: Value that replaces nulls, in units of `10**-scale`. Not supported with "pairs".
         field: Path of the field to read. Defaults to the feature's name.
 
@@ -44,8 +44,8 @@ def DecimalSpec(
 
     Example:
         >>> import fastpipe
-        >>> fastpipe.DecimalSpec(scale=2, nulls="mask")
-        fastpipe.DenseSpec((), "int64", nulls="mask", scale=2)
+        >>> fastpipe.DecimalSpec(scale=2, on_null="mask")
+        fastpipe.DenseSpec((), "int64", on_null="mask", scale=2)
     """
     if values not in ("int64", "pairs", "float64"):
         raise ValueError(f'values must be "int64", "pairs" or "float64"; got {shown(values)}')
@@ -53,11 +53,11 @@ def DecimalSpec(
         has = "doesn't support scale=" if values == "float64" else "requires scale=, the number of decimal places"
         raise ValueError(f'values="{values}" {has}')
     if values == "pairs" and fill is not None:
-        raise ValueError('pass either values="pairs" or fill, not both; nulls="mask" marks nulls')
+        raise ValueError('pass either values="pairs" or fill, not both; on_null="mask" marks nulls')
     whole = (*shape, 2) if values == "pairs" else tuple(shape)
     kind = RaggedSpec if None in whole else DenseSpec
     dtype = "float64" if values == "float64" else "int64"
-    return kind(whole, dtype, nulls=nulls, fill=fill, field=field, scale=scale)
+    return kind(whole, dtype, on_null=on_null, fill=fill, field=field, scale=scale)
 
 
 def to_decimals(values: npt.NDArray[Any], scale: int, *, pairs: bool = False) -> npt.NDArray[np.object_]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastpipe._fastpipe import __version__
+from fastpipe._files._index_cache import user_cache_directory
 from fastpipe._text import clean, plural, shorten, size_text, table
 from fastpipe.cli import _bench, _convert, _formats, _index, _inspect, _ledger, _shuffle
 from fastpipe.cli._inspect import FileSummary, batch_rows, rows_text
 from fastpipe.cli._serve import add_command as add_serve
 from fastpipe.errors import FastpipeError
-from fastpipe.sources.files._index_cache import user_cache_directory
 
 _MOST_FILES = 40  # More lines would hide the sections above. --json prints all files.
 _MOST_GROUPS = 8
@@ -178,7 +178,12 @@ def _as_json(summaries: list[FileSummary], agree: bool, found: _inspect.Readable
     features: dict[str, dict[str, Any]] = {}
     for name, spec in found.features.items() if found else ():
         kind, shape, dtype, nulls, *_ = spec._lower()
-        features[name] = {"kind": kind, "shape": [None if n < 0 else n for n in shape], "dtype": dtype, "nulls": nulls}
+        features[name] = {
+            "kind": kind,
+            "shape": [None if n < 0 else n for n in shape],
+            "dtype": dtype,
+            "on_null": nulls,
+        }
         if spec.scale is not None:
             features[name]["scale"] = spec.scale
     return {

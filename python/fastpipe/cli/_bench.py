@@ -29,10 +29,10 @@ from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
 from fastpipe._text import clean, plural, table
+from fastpipe.avro import read_avro
 from fastpipe.cli import _formats, _inspect
+from fastpipe.csv import read_csv
 from fastpipe.errors import LimitError, SchemaError
-from fastpipe.sources.avro import read_avro
-from fastpipe.sources.csv import read_csv
 
 _SHUFFLES = ("off", "window", "block", "buffer")
 _BATCH_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -11,18 +11,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from fastpipe._arrow.schema import require_pyarrow, schema_of
+from fastpipe._files._atomic_write import replacing
+from fastpipe._files._paths import expand
 from fastpipe._progress import progress_bar
 from fastpipe._reader.reader import Reader
 from fastpipe._text import clean, plural, size_text
+from fastpipe.avro import AvroFile, write_avro
+from fastpipe.avro._encoded import avro_tables, encoded_records, projection
+from fastpipe.avro._writing import Codec, copy_records
 from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
-from fastpipe.sources.avro import AvroFile, write_avro
-from fastpipe.sources.avro._encoded import avro_tables, encoded_records, projection
-from fastpipe.sources.avro._writing import Codec, copy_records
-from fastpipe.sources.files._atomic_write import replacing
-from fastpipe.sources.files._paths import expand
-from fastpipe.sources.units._arrow_files import ArrowFileUnits, read_arrow
-from fastpipe.sources.units._files import Files
-from fastpipe.sources.units._parquet import ParquetUnits, read_parquet
+from fastpipe.units._arrow_files import ArrowFileUnits, read_arrow
+from fastpipe.units._files import Files
+from fastpipe.units._parquet import ParquetUnits, read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa

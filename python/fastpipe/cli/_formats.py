@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fastpipe._files._paths import Paths, expand
 from fastpipe._reader.reader import Reader
+from fastpipe.avro import read_avro
+from fastpipe.csv import read_csv
 from fastpipe.errors import UnsupportedError
-from fastpipe.sources.avro import read_avro
-from fastpipe.sources.csv import read_csv
-from fastpipe.sources.files._paths import Paths, expand
-from fastpipe.sources.units import read_arrow, read_parquet
+from fastpipe.units import read_arrow, read_parquet
 
 
 class FileFormat(NamedTuple):

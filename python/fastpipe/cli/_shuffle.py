@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from fastpipe._reader.ordering import Ordering
 from fastpipe._text import size_text, table
+from fastpipe.avro import AvroFile
 from fastpipe.cli._formats import avro_only
 from fastpipe.errors import FastpipeError
-from fastpipe.sources.avro import AvroFile
 from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport, number, score, share
 
 _KINDS = ("window", "block", "buffer")

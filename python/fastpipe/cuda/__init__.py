@@ -35,7 +35,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class _Engine(CopyEngine, Protocol):
 def prefetch(
     reader: Reader,
     device: Any = "cuda:0",
-    depth: SupportsIndex = 2,
+    depth: int = 2,
     *,
     framework: Literal["torch", "cupy"] | None = None,
     distributed: bool = True,
@@ -182,8 +182,8 @@ class Prefetcher:
     def __init__(self, reader: Reader | Passes, engines: Sequence[_Engine], depth: int, *, several: bool) -> None:
         passes = passes_of(reader)
         count = len(engines)
-        if count > 1 and passes.uneven == "allow":
-            raise ValueError('uneven="allow" is not supported with several devices: use "drop" or "pad"')
+        if count > 1 and passes.on_uneven == "allow":
+            raise ValueError('on_uneven="allow" is not supported with several devices: use "drop" or "pad"')
         shares = [passes] if count == 1 else [passes.shard(count, i) for i in range(count)]
         for share in shares if count > 1 else ():
             share.share_processors(count * passes.sharers)
@@ -201,7 +201,7 @@ class Prefetcher:
         """The epoch of the batch that was yielded last, as in `Reader.epoch`."""
         return self._lanes[0].epoch
 
-    def set_epoch(self, epoch: SupportsIndex) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Starts the next pass at the beginning of this epoch, and closes the active pass.
 
         Args:

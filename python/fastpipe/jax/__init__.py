@@ -16,7 +16,7 @@ A batch is a dict from feature name to `jax.Array` or to a pytree of arrays, so 
 | `fastpipe.Strings` | `Strings(values, offsets)`: uint8 and offsets, since JAX has no strings |
 | `fastpipe.Masked` | `Masked(values, valid)` |
 | `fastpipe.Sparse` | `jax.experimental.sparse.BCOO` |
-| `fastpipe.SparseCSR` of one dimension | `jax.experimental.sparse.BCSR` |
+| `fastpipe.batch.SparseCSR` of one dimension | `jax.experimental.sparse.BCSR` |
 
 On CPU, the arrays share the reader's memory. The memory is reused only after the last array over it is released.
 Dispatched computations also keep arrays alive.

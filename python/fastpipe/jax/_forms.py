@@ -125,7 +125,7 @@ def leaves(node: Any, name: str) -> list[np.ndarray]:
     if not isinstance(node.values, np.ndarray):
         raise UnsupportedError(
             f"feature {name!r}: JAX's sparse arrays can only hold numbers, not {type(node.values).__name__}: leave it"
-            ' out with columns=, or replace its nulls with nulls="fill"',
+            ' out with columns=, or replace its nulls with on_null="fill"',
             feature=name,
         )
     if isinstance(node, forms.SparseCSR):
@@ -251,10 +251,10 @@ def check_sizes(passes: Passes) -> None:
     if not passes.one_size:
         raise ValueError(
             "a sharding requires batches of equal size, but the last may be smaller: read with drop_last=True, or with"
-            ' uneven="pad" to fill it up'
+            ' on_uneven="pad" to fill it up'
         )
-    if passes.uneven == "allow" and jax.process_count() > 1:
-        raise ValueError('with uneven="allow" some processes would wait for others forever: use "drop" or "pad"')
+    if passes.on_uneven == "allow" and jax.process_count() > 1:
+        raise ValueError('with on_uneven="allow" some processes would wait for others forever: use "drop" or "pad"')
 
 
 def check_divisible(name: str, shape: tuple[Any, ...], sharding: jax.sharding.Sharding) -> None:

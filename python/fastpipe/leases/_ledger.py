@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 from fastpipe._arguments import flag, shown
 from fastpipe._reader.passes import passes_of
@@ -125,7 +125,7 @@ class Ledger:
         >>> with reader.lease("sqlite:///status.db", worker="one") as worker:
         ...     for batch in worker:
         ...         worker.commit()
-        >>> fastpipe.Ledger("sqlite:///status.db").status().finished
+        >>> fastpipe.leases.Ledger("sqlite:///status.db").status().finished
         True
     """
 
@@ -212,9 +212,9 @@ def lease(
     *,
     worker: str | None,
     job: str,
-    stretch: SupportsIndex | None,
+    stretch: int | None,
     ttl: float,
-    ahead: SupportsIndex,
+    ahead: int,
     barrier: bool,
     copies: bool,
     patience: float,
@@ -239,7 +239,7 @@ def lease(
     return LeaseWorker(passes, database, agent)
 
 
-def _integer(name: str, given: SupportsIndex, least: int) -> int:
+def _integer(name: str, given: int, least: int) -> int:
     try:
         number = operator.index(given)
     except TypeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, SupportsIndex
+from typing import Any
 
 import ray
 
@@ -14,7 +14,7 @@ from fastpipe._reader.rebatch import Rebatcher
 from fastpipe.errors import UnsupportedError
 
 
-def at_least(name: str, value: SupportsIndex, least: int) -> int:
+def at_least(name: str, value: int, least: int) -> int:
     """Converts an integer argument to int.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.ordering import within
@@ -22,9 +22,7 @@ _BLOCK_BYTES = 64 << 20
 _LEAST_BLOCKS = 16
 
 
-def dataset(
-    reader: Reader, *, epoch: SupportsIndex = 0, num_blocks: SupportsIndex | None = None, **options: Any
-) -> ray.data.Dataset:
+def dataset(reader: Reader, *, epoch: int = 0, num_blocks: int | None = None, **options: Any) -> ray.data.Dataset:
     """Returns an epoch of a reader as a `ray.data.Dataset` (extras `ray` and `arrow`).
 
     Each read task reads a range of the reader's order. The dataset therefore has the rows of the reader, in its order.

@@ -180,7 +180,7 @@ _GRACE = 5.0
 
 
 class PoolStatus(NamedTuple):
-    """The workers of a pool by their state. `fastpipe.Ledger(url, job).status()` returns the progress of the job.
+    """The workers of a pool by their state. `fastpipe.leases.Ledger(url, job).status()` returns the progress of the job.
 
     Attributes:
         pending: Names of the workers that Ray hasn't started yet.

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, SupportsIndex
+from typing import Any, NamedTuple, Self
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -192,7 +192,7 @@ class _Server:
 def serve(
     reader: Reader | Mapping[str, Reader],
     *,
-    num_servers: SupportsIndex = 1,
+    num_servers: int = 1,
     actor_options: Mapping[str, Any] | None = None,
     token: str | None = None,
     **options: Any,
@@ -241,7 +241,7 @@ class Service:
         self,
         reader: Reader | Mapping[str, Reader],
         *,
-        num_servers: SupportsIndex,
+        num_servers: int,
         actor_options: Mapping[str, Any] | None,
         token: str | None,
         **options: Any,
@@ -294,7 +294,7 @@ class Service:
             )
             raise ServiceError(f"{error}; {waiting}") from error
 
-    def scale(self, num_servers: SupportsIndex) -> None:
+    def scale(self, num_servers: int) -> None:
         """Changes the number of servers, and replaces failed servers.
 
         Servers that Ray hasn't started yet are removed first, then the newest. A removed server stops three seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Literal
 
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, within
@@ -24,12 +24,12 @@ def connect(
     urls: str | Sequence[str] | Directory,
     reader: str = "default",
     *,
-    rank: SupportsIndex | None = None,
-    world_size: SupportsIndex | None = None,
-    seed: SupportsIndex | None = None,
-    epochs: SupportsIndex | Literal["served"] | None = "served",
-    prefetch: SupportsIndex | None = None,
-    memory_limit: SupportsIndex | str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    seed: int | None = None,
+    epochs: int | Literal["served"] | None = "served",
+    prefetch: int | None = None,
+    memory_limit: int | str | None = None,
     progress: bool = False,
     token: str | None = None,
     ca: str | Path | None = None,
@@ -131,10 +131,10 @@ class Asked:
         ValueError: If only one of `rank` and `world_size` is given.
     """
 
-    rank: SupportsIndex | None
-    world_size: SupportsIndex | None
-    seed: SupportsIndex | None
-    epochs: SupportsIndex | Literal["served"] | None
+    rank: int | None
+    world_size: int | None
+    seed: int | None
+    epochs: int | Literal["served"] | None
     progress: bool
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class Asked:
                 " with the same arguments: its order is used if no server answers"
             )
 
-    def _epochs(self, description: Description) -> SupportsIndex | None:
+    def _epochs(self, description: Description) -> int | None:
         return description.epochs if self.epochs == "served" else self.epochs
 
     def _ordering(self, description: Description) -> Ordering:

@@ -12,7 +12,7 @@ import sys
 import threading
 from multiprocessing import spawn
 from types import TracebackType
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._fastpipe import SharedArena
@@ -178,7 +178,7 @@ class LocalService:
     Example:
         >>> import fastpipe
         >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
-        >>> with fastpipe.LocalService(reader) as remote:
+        >>> with fastpipe.service.LocalService(reader) as remote:
         ...     sum(len(batch["label"]) for batch in remote)
         6144
     """
@@ -187,12 +187,12 @@ class LocalService:
         self,
         reader: Reader,
         *,
-        rank: SupportsIndex | None = None,
-        world_size: SupportsIndex | None = None,
-        seed: SupportsIndex | None = None,
-        epochs: SupportsIndex | Literal["served"] | None = "served",
-        prefetch: SupportsIndex | None = None,
-        memory_limit: SupportsIndex | str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int | None = None,
+        epochs: int | Literal["served"] | None = "served",
+        prefetch: int | None = None,
+        memory_limit: int | str | None = None,
         progress: bool = False,
         timeout: float = 30.0,
         fallback: bool = False,
@@ -254,4 +254,4 @@ class LocalService:
     def __repr__(self) -> str:
         process = self._process
         state = "closed" if self._closed else "not started" if process is None else f"pid {process.pid}"
-        return f"<fastpipe.LocalService of {self._reader!r}: {state}>"
+        return f"<fastpipe.service.LocalService of {self._reader!r}: {state}>"

@@ -42,7 +42,7 @@ class Spec:
     shape: tuple[int | None, ...]
     dtype: Any  # A str after construction; before, anything that numpy.dtype accepts.
     _: KW_ONLY
-    nulls: Nulls = "error"
+    on_null: Nulls = "error"
     fill: Value | None = None
     field: str | None = None
     scale: int | None = None
@@ -62,13 +62,13 @@ class Spec:
             if not self.field:
                 raise ValueError("field is empty: pass the path of a field, or omit it to use the feature's name")
             self._set("field", str(self.field))
-        if self.nulls not in ("error", "mask", "fill"):
-            raise ValueError(f'nulls must be "error", "mask" or "fill"; got {self.nulls!r}')
+        if self.on_null not in ("error", "mask", "fill"):
+            raise ValueError(f'on_null must be "error", "mask" or "fill"; got {self.on_null!r}')
         if self.fill is not None:
-            if self.nulls == "mask":
-                raise ValueError('pass either fill= or nulls="mask", not both')
+            if self.on_null == "mask":
+                raise ValueError('pass either fill= or on_null="mask", not both')
             self._set("fill", _fit("fill", self.fill, dtype))
-            self._set("nulls", "fill")
+            self._set("on_null", "fill")
         if self.scale is not None:
             self._set("scale", _scale(self.scale, dtype))
 
@@ -80,7 +80,7 @@ class Spec:
             if field.default is not MISSING and not _same(getattr(self, field.name), field.default)
         ]
         if self.fill is not None:
-            options.remove('nulls="fill"')  # The fill value implies it.
+            options.remove('on_null="fill"')  # The fill value implies it.
         return f"fastpipe.{type(self).__name__}({', '.join([_code(self.shape), _code(self.dtype), *options])})"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -98,12 +98,24 @@ class Spec:
     def _lower(self) -> Lowered:
         """Returns plain values for Rust.
 
-        They are the kind, shape (-1 for None), dtype, nulls, fill, pad, layout, check_indices, field, length and scale.
+        They are the kind, shape (-1 for None), dtype, on_null, fill, pad, layout, check_indices, field, length and scale.
         """
         shape = tuple(-1 if size is None else size for size in self.shape)
         layout, check = getattr(self, "layout", ""), getattr(self, "check_indices", True)
         pad, length = getattr(self, "pad", None), getattr(self, "length", False)
-        return self._kind, shape, self.dtype, self.nulls, self.fill, pad, layout, check, self.field, length, self.scale
+        return (
+            self._kind,
+            shape,
+            self.dtype,
+            self.on_null,
+            self.fill,
+            pad,
+            layout,
+            check,
+            self.field,
+            length,
+            self.scale,
+        )
 
     def _lower_lookup(self) -> LoweredLookup | None:
         """Returns plain values for Rust that describe the lookup of a spec that reads text as indices."""
@@ -129,9 +141,9 @@ class DenseSpec(Spec):
             doesn't fit raises `ValueRangeError`. Avro numbers can be read as any number type except float16.
         pad: Number that is appended to arrays shorter than `shape`. Longer arrays are truncated. Defaults to None:
             arrays must have the exact length.
-        nulls: How to read nulls. "error" raises `NullValueError`. "mask" wraps the values in `Masked` if the schema
+        on_null: How to read nulls. "error" raises `NullValueError`. "mask" wraps the values in `Masked` if the schema
             allows nulls. "fill" replaces nulls with the fill value. Defaults to "error".
-        fill: Value that replaces nulls. Implies `nulls="fill"`. Without it, "fill" uses 0, False or the empty string,
+        fill: Value that replaces nulls. Implies `on_null="fill"`. Without it, "fill" uses 0, False or the empty string,
             and NaT for times.
         field: Path of the field to read. Defaults to the feature's name. Several features may read the same field:
             `{"clicks": DenseSpec((20,), "int64", pad=0), "clicks_length": DenseSpec((), "int64", field="clicks",
@@ -192,9 +204,9 @@ class RaggedSpec(Spec):
             None. Numbers after the last None are dimensions of the values. A number before it is a level of `Ragged`
             whose rows all have that length.
         dtype: Dtype of the items; see `DenseSpec`.
-        nulls: How to read nulls at each level that the schema allows to be null: "error", "mask" or "fill"; see
+        on_null: How to read nulls at each level that the schema allows to be null: "error", "mask" or "fill"; see
             `DenseSpec`. "fill" replaces a null array with an empty one. Defaults to "error".
-        fill: Value that replaces null items. Implies `nulls="fill"`.
+        fill: Value that replaces null items. Implies `on_null="fill"`.
         field: Path of the field to read. Defaults to the feature's name.
         scale: Number of decimal places, for decimals that are read as integers; see `DenseSpec`.
         length: Whether to read the number of items instead of their values. `RaggedSpec((None,), "int64", length=True)`
@@ -237,9 +249,9 @@ class SparseSpec(Spec):
             index in the batch plus 1.
         dtype: Dtype of the values; see `DenseSpec`.
         layout: "coo" for `Sparse`, or "csr" for `SparseCSR(offsets, indices, values, dense_shape)`. Defaults to "coo".
-        nulls: How to read nulls: "error", "mask" or "fill"; see `DenseSpec`. "fill" replaces a null record with one
+        on_null: How to read nulls: "error", "mask" or "fill"; see `DenseSpec`. "fill" replaces a null record with one
             without entries. Defaults to "error".
-        fill: Value that replaces null values. Implies `nulls="fill"`.
+        fill: Value that replaces null values. Implies `on_null="fill"`.
         check_indices: Whether an index outside of the shape raises `ValueRangeError`. False trusts the file. Defaults
             to True.
         field: Path of the record to read. Defaults to the feature's name.
@@ -323,21 +335,21 @@ def spec_of(kind: str, shape: Any, dtype: Any, **options: Any) -> Spec:
 
 
 def inferred(columns: Iterable[Described]) -> Features:
-    """Returns the specs of columns that the extension module describes by name, kind, shape, dtype, nulls and scale.
+    """Returns the specs of columns that the extension module describes by name, kind, shape, dtype, on_null and scale.
 
     Columns with the same description share one spec, because validating tens of thousands of specs would take seconds.
     """
     made: dict[tuple[Any, ...], Spec] = {}
 
-    def spec(kind: str, shape: list[int | None], dtype: str, nulls: str, scale: int | None) -> Spec:
-        key = (kind, *shape, dtype, nulls, scale)
+    def spec(kind: str, shape: list[int | None], dtype: str, on_null: str, scale: int | None) -> Spec:
+        key = (kind, *shape, dtype, on_null, scale)
         found = made.get(key)
         if found is None:
-            found = made[key] = spec_of(kind, shape, dtype, nulls=nulls, scale=scale)
+            found = made[key] = spec_of(kind, shape, dtype, on_null=on_null, scale=scale)
         return found
 
     return Features(
-        {name: spec(kind, shape, dtype, nulls, scale) for name, kind, shape, dtype, nulls, scale in columns}
+        {name: spec(kind, shape, dtype, on_null, scale) for name, kind, shape, dtype, on_null, scale in columns}
     )
 
 

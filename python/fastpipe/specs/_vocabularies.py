@@ -192,7 +192,7 @@ class LookupSpec(Spec):
             if option.init and option.default is not MISSING and getattr(self, option.name) != option.default
         ]
         if self.fill is not None:
-            options.remove("nulls='fill'")  # The fill value implies it.
+            options.remove("on_null='fill'")  # The fill value implies it.
         return f"fastpipe.{type(self).__name__}({', '.join([repr(getattr(self, self._first)), *options])})"
 
     def _lower_lookup(self) -> LoweredLookup:
@@ -232,11 +232,11 @@ class VocabularySpec(LookupSpec):
             number of lines before it. Keys are str, or bytes that are used unchanged. Lines end with `\n` or `\r\n`,
             without quotes or escapes, so a key that contains a line break needs a list or a dict.
         field: Path of the field to read. Defaults to the feature's name.
-        unknown: How to handle keys that are not in the vocabulary. "error" raises `ValueRangeError`, which names the
+        on_unknown: How to handle keys that are not in the vocabulary. "error" raises `ValueRangeError`, which names the
             key, the feature and the row. "bucket" assigns them the index after the largest one of the vocabulary.
             "drop" omits them from bags and arrays, and can't be used for fields with one key per row. Defaults to
             "error".
-        buckets: Number of additional indices over which `unknown="bucket"` distributes unknown keys, 1 to 2**62. Uses
+        buckets: Number of additional indices over which `on_unknown="bucket"` distributes unknown keys, 1 to 2**62. Uses
             XXH3, like `HashSpec` with seed 0. Defaults to 1.
         separator: Separator between name and term in the keys of the vocabulary: `"\x01"` as in photon-ml, `","` for
             the feature lists of Avro2TF and GDMix. Defaults to `"\x01"`.
@@ -244,11 +244,11 @@ class VocabularySpec(LookupSpec):
             to "int64".
         values: Dtype of a bag's values. Defaults to their type in the first file.
         layout: Layout of a bag: "coo" for `Sparse`, or "csr" for `SparseCSR`. Defaults to "coo".
-        nulls: How to read nulls. "error" raises `NullValueError`. "mask" wraps the indices, or the rows of bags, in
+        on_null: How to read nulls. "error" raises `NullValueError`. "mask" wraps the indices, or the rows of bags, in
             `Masked`. "fill" replaces null strings with the fill value, which is required then, and null bags with empty
             ones. A bag entry that is null, or has a null name or value, is an error; "fill" omits it. Defaults to
             "error".
-        fill: Index that replaces a null string. Implies `nulls="fill"`.
+        fill: Index that replaces a null string. Implies `on_null="fill"`.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -259,7 +259,7 @@ class VocabularySpec(LookupSpec):
 
     Example:
         >>> import fastpipe
-        >>> features = {"country": fastpipe.VocabularySpec(["AT", "DE"], unknown="bucket", fill=-1)}
+        >>> features = {"country": fastpipe.VocabularySpec(["AT", "DE"], on_unknown="bucket", fill=-1)}
         >>> reader = fastpipe.read_avro("data/*.avro", features=features, batch_size=4)
         >>> reader.features
         {
@@ -271,7 +271,7 @@ class VocabularySpec(LookupSpec):
 
     vocabulary: Any  # A Vocabulary after construction.
     _: KW_ONLY
-    unknown: Unknown = "error"
+    on_unknown: Unknown = "error"
     buckets: int | None = None
 
     _kind: ClassVar[str] = "lookup"
@@ -279,11 +279,11 @@ class VocabularySpec(LookupSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.unknown not in ("drop", "bucket", "error"):
-            raise ValueError(f'unknown must be "drop", "bucket" or "error"; got {self.unknown!r}')
+        if self.on_unknown not in ("drop", "bucket", "error"):
+            raise ValueError(f'on_unknown must be "drop", "bucket" or "error"; got {self.on_unknown!r}')
         if self.buckets is not None:
-            if self.unknown != "bucket":
-                raise ValueError(f'buckets= requires unknown="bucket"; got {self.unknown!r}')
+            if self.on_unknown != "bucket":
+                raise ValueError(f'buckets= requires on_unknown="bucket"; got {self.on_unknown!r}')
             self._set("buckets", _count("buckets", self.buckets, 2**62))
         if not isinstance(self.vocabulary, Vocabulary):
             self._set("vocabulary", Vocabulary(self.vocabulary))
@@ -292,11 +292,11 @@ class VocabularySpec(LookupSpec):
     @property
     def size(self) -> int:
         """Number of indices: the largest index of the vocabulary plus 1, plus the number of buckets."""
-        return int(self.vocabulary.size) + (0 if self.unknown != "bucket" else self.buckets or 1)
+        return int(self.vocabulary.size) + (0 if self.on_unknown != "bucket" else self.buckets or 1)
 
     def _lower_lookup(self) -> LoweredLookup:
         table = self.vocabulary._table
-        return table, self.unknown, self.buckets or 1, 0, self._separator(), self.values, self.layout
+        return table, self.on_unknown, self.buckets or 1, 0, self._separator(), self.values, self.layout
 
 
 @dataclass(frozen=True, repr=False)
@@ -317,8 +317,8 @@ class HashSpec(LookupSpec):
         dtype: Integer dtype of indices that are values. Defaults to "int64".
         values: Dtype of a bag's values. Defaults to their type in the first file.
         layout: Layout of a bag: "coo" for `Sparse`, or "csr" for `SparseCSR`. Defaults to "coo".
-        nulls: How to read nulls: "error", "mask" or "fill"; see `VocabularySpec`. Defaults to "error".
-        fill: Index that replaces a null string. Implies `nulls="fill"`.
+        on_null: How to read nulls: "error", "mask" or "fill"; see `VocabularySpec`. Defaults to "error".
+        fill: Index that replaces a null string. Implies `on_null="fill"`.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -326,7 +326,7 @@ class HashSpec(LookupSpec):
 
     Example:
         >>> import fastpipe
-        >>> features = {"country": fastpipe.HashSpec(1000, nulls="mask")}
+        >>> features = {"country": fastpipe.HashSpec(1000, on_null="mask")}
         >>> batch = next(iter(fastpipe.read_avro("data/*.avro", features=features, batch_size=4)))
         >>> int(batch["country"].values.max()) < 1000
         True
@@ -375,9 +375,9 @@ def described(features: Features) -> dict[str, list[Any]]:
     found = {}
     for name, spec in features.items():
         if isinstance(spec, LookupSpec):
-            table, unknown, buckets, seed, separator, values, layout = spec._lower_lookup()
+            table, on_unknown, buckets, seed, separator, values, layout = spec._lower_lookup()
             keys = None if table is None else table.digest
-            found[name] = [keys, unknown, buckets, seed, separator.hex(), values, layout, spec.nulls, spec.fill]
+            found[name] = [keys, on_unknown, buckets, seed, separator.hex(), values, layout, spec.on_null, spec.fill]
     return found
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -278,9 +278,9 @@ _LEAST_BATCH = 4096
 def describe(
     reader: Reader,
     *,
-    rows: SupportsIndex | None = None,
-    seed: SupportsIndex = 0,
-    exact_values: SupportsIndex = 100_000,
+    rows: int | None = None,
+    seed: int = 0,
+    exact_values: int = 100_000,
     progress: bool = False,
 ) -> Description:
     """Reads a reader's rows once, and returns statistics of each feature (extra `describe`).
@@ -349,7 +349,7 @@ def _rows_once(reader: Reader, *, progress: bool) -> Iterator[dict[str, Any]]:
     if ordering.world_size == 1 and not ordering.is_sample:
         chosen = Ordering.checked(batch_size=rows)
     else:
-        chosen = replace(ordering, drop_last=False, uneven="allow")
+        chosen = replace(ordering, drop_last=False, on_uneven="allow")
     once = Reader(data, ordering=chosen, running=running, progress=progress, epochs=1)
     once.set_epoch(reader.epoch)
     with once:

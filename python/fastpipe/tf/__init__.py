@@ -36,11 +36,11 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
     - For `RaggedSpec`, a `tf.RaggedTensor` with int64 row splits. It is ragged in all dimensions up to the last None.
     - For `SparseSpec`, a `tf.SparseTensor`. Its indices are in the order in which they were written.
       `tf.sparse.reorder` sorts them if needed.
-    - With `nulls="mask"`, `Masked(values, valid)` of these tensors if values may be null.
+    - With `on_null="mask"`, `Masked(values, valid)` of these tensors if values may be null.
     - For strings and bytes, tensors of dtype `tf.string`, which TensorFlow copies to its own objects.
-    - With `uneven="pad"`, the additional key `valid`, a bool tensor `[rows]`.
+    - With `on_uneven="pad"`, the additional key `valid`, a bool tensor `[rows]`.
 
-    With `drop_last=True` and with `uneven="pad"`, `rows` is known in advance. Otherwise it is None in `element_spec`.
+    With `drop_last=True` and with `on_uneven="pad"`, `rows` is known in advance. Otherwise it is None in `element_spec`.
 
     TensorFlow doesn't add its usual `prefetch`, so the reader's state is the state after the last batch. (It does add
     one to a `map`, unless `options.experimental_optimization.map_parallelization` is False.)
@@ -58,7 +58,7 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
         TypeError: If `reader` isn't a reader.
         ValueError: If a sparse feature has `layout="csr"`, the reader has `progress=True`, or it can't be divided. A
             shuffled reader needs a seed to be divided, since each input pipeline creates its own reader.
-        FastpipeError: If a feature has `nulls="mask"` and the reader's next batch, which determines the masks, can't be
+        FastpipeError: If a feature has `on_null="mask"` and the reader's next batch, which determines the masks, can't be
             read.
 
     An error while reading fails the `next` that encounters it, and ends the iteration. It is raised as
@@ -96,7 +96,7 @@ class _Source(Source):
 
 def _layout(passes: Passes) -> Layout:
     columns = columns_of(passes.features, lambda: _first(passes))
-    if passes.uneven == "pad":
+    if passes.on_uneven == "pad":
         columns["valid"] = Array(tf.bool, ())
     return Layout(columns, passes.batch_size if passes.one_size else None)
 

@@ -22,8 +22,8 @@ from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
+from fastpipe.avro._reading import AvroData
 from fastpipe.errors import MissingFileError, SchemaError, in_file
-from fastpipe.sources.avro._reading import AvroData
 from fastpipe.specs import Features
 
 ATDS_SUPPORTED_DTYPES = [tf.int32, tf.int64, tf.float32, tf.float64, tf.string, tf.bool]

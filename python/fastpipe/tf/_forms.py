@@ -159,7 +159,7 @@ def columns_of(features: Mapping[str, Spec], sample: Callable[[], Mapping[str, A
         UnsupportedError: If a feature contains dates, times or durations.
         ValueError: If a sparse feature has `layout="csr"`.
     """
-    forms = sample() if any(spec.nulls == "mask" for spec in features.values()) else {}
+    forms = sample() if any(spec.on_null == "mask" for spec in features.values()) else {}
     columns: dict[str, Node] = {}
     for name, spec in features.items():
         try:

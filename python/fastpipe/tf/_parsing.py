@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from fastpipe._arguments import shown
 from fastpipe._fastpipe import register_tensorflow_parser
-from fastpipe.sources.avro._messages import MessageDecoder, json_of
+from fastpipe.avro._messages import MessageDecoder, json_of
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, Spec
 from fastpipe.specs._vocabularies import described as indices_described
 from fastpipe.specs._vocabularies import in_form

@@ -402,7 +402,7 @@ impl<'a> Compiler<'a> {
             let fill = match &column.feature.nulls {
                 Nulls::Error => return Ok(None),
                 Nulls::Mask if !column.spec.form.marks_null(want.level) => {
-                    let reason = "the feature is nullable in this file, but not in the first file; set nulls=\"fill\", \
+                    let reason = "the feature is nullable in this file, but not in the first file; set on_null=\"fill\", \
                                   or list this file first";
                     return Err(misfit(reason.into()).at_feature(&column.feature.name));
                 }

@@ -164,11 +164,11 @@ impl DecodeError {
             DecodeError::Utf8 => (Malformed, "expected UTF-8 text, found other bytes; dtype \"bytes\" reads them as they are".into()),
             DecodeError::Null => (
                 Null,
-                "found null, which the feature's spec doesn't allow; nulls=\"mask\" marks nulls, fill=... replaces them".into(),
+                "found null, which the feature's spec doesn't allow; on_null=\"mask\" marks nulls, fill=... replaces them".into(),
             ),
             DecodeError::NullEntry => (
                 Null,
-                "found a null entry of a bag, or one with a null name or value; nulls=\"fill\" leaves such entries out".into(),
+                "found a null entry of a bag, or one with a null name or value; on_null=\"fill\" leaves such entries out".into(),
             ),
             // The decoder has access to the text and names the key.
             DecodeError::UnknownKey(_) => (ValueRange, "expected a key of the vocabulary, found another one".into()),

@@ -76,11 +76,11 @@ pub(crate) fn entry_fields(schema: &Schema, item: NodeId) -> Result<Vec<EntryFie
 }
 
 /// The error for dropping unknown keys of a column with one key per row.
-pub(crate) const DROPS: &str = "unknown=\"drop\" leaves keys out of bags and arrays, but each row has one key here: use unknown=\"bucket\" to \
-                                give keys outside of the vocabulary an index, or unknown=\"error\" to reject them";
+pub(crate) const DROPS: &str = "on_unknown=\"drop\" leaves keys out of bags and arrays, but each row has one key here: use on_unknown=\"bucket\" to \
+                                give keys outside of the vocabulary an index, or on_unknown=\"error\" to reject them";
 
 /// The error for a missing fill value: nulls have no index.
-pub(crate) const FILLS: &str = "nulls=\"fill\" requires fill=, the index that stands for a null, such as fill=0";
+pub(crate) const FILLS: &str = "on_null=\"fill\" requires fill=, the index that stands for a null, such as fill=0";
 
 /// The type of field that a feature with a lookup reads.
 enum Found {
@@ -158,7 +158,7 @@ pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
         match (&request, &feature.nulls) {
             (Request::Dense { .. }, _) if lookup.drops() => Err(misfit(DROPS.into())),
             (Request::Sparse { .. }, Nulls::Fill(Some(_))) => Err(misfit(
-                "fill= is the index of null strings, but the field is a bag: nulls=\"fill\" without fill= leaves \
+                "fill= is the index of null strings, but the field is a bag: on_null=\"fill\" without fill= leaves \
                  entries with nulls out"
                     .into(),
             )),

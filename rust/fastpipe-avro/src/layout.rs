@@ -154,7 +154,7 @@ fn check_scale(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) ->
     let given = matches!(feature.nulls, Nulls::Fill(Some(_)))
         || matches!(&feature.request, Request::Dense { pad: Some(_), .. });
     if given && matches!(schema.node(id).logical, Some(Logical::Decimal { .. })) && is_pair(feature, arrays) {
-        let reason = "fill= and pad= are not supported for pairs of int64: remove them, or use nulls=\"mask\"";
+        let reason = "fill= and pad= are not supported for pairs of int64: remove them, or use on_null=\"mask\"";
         return Err(misfit(reason.into()));
     }
     let own = match (schema.ty(id), schema.node(id).logical) {

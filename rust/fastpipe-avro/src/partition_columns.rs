@@ -190,7 +190,7 @@ impl FolderColumns {
                 (None, Nulls::Mask) => constants(column, 0, None, true),
                 (None, Nulls::Fill(fill)) => constants(column, 0, fill.as_ref(), true),
                 (None, Nulls::Error) => Err(misfit(format!(
-                    "the folder {}=... of this file is null; nulls=\"mask\" or \"fill\" reads it",
+                    "the folder {}=... of this file is null; on_null=\"mask\" or \"fill\" reads it",
                     self.0[at].name
                 ))),
             };
@@ -207,7 +207,7 @@ fn looked_up(column: &Column, text: &[u8]) -> Result<Vec<Emit>> {
         Some(index) if index != UNKNOWN => present(column, &Scalar::Int(index.into())),
         _ => {
             let reason = format!(
-                "expected a key of the vocabulary, found the folder {}={}; unknown=\"bucket\" gives such keys an index",
+                "expected a key of the vocabulary, found the folder {}={}; on_unknown=\"bucket\" gives such keys an index",
                 column.feature.field,
                 String::from_utf8_lossy(text)
             );

@@ -115,7 +115,7 @@ pub enum LengthRule {
 /// Returns the Python code of the spec that reads values within `dims` levels of arrays of any length. `last` adds an
 /// innermost fixed dimension, and `scale` reads decimals as integers in units of a power of ten.
 pub fn spec_code(dims: usize, last: Option<usize>, leaf: Leaf, nullable: bool, scale: Option<i8>) -> String {
-    let nulls = if nullable { ", nulls=\"mask\"" } else { "" };
+    let nulls = if nullable { ", on_null=\"mask\"" } else { "" };
     let scale = scale.map_or_else(String::new, |scale| format!(", scale={scale}"));
     let sizes = std::iter::repeat_n("None".to_owned(), dims).chain(last.map(|n| n.to_string()));
     let sizes: Vec<_> = sizes.collect();
@@ -245,14 +245,14 @@ mod tests {
         assert_eq!(code(0, None, numbers), r#"fastpipe.DenseSpec((), "float32")"#);
         assert_eq!(code(0, Some(3), numbers), r#"fastpipe.DenseSpec((3,), "float32")"#);
         let text = spec_code(1, None, Leaf::Bytes { utf8: true }, true, None);
-        assert_eq!(text, r#"fastpipe.RaggedSpec((None,), "string", nulls="mask")"#);
+        assert_eq!(text, r#"fastpipe.RaggedSpec((None,), "string", on_null="mask")"#);
         assert_eq!(
             code(2, None, numbers),
             r#"fastpipe.RaggedSpec((None, None), "float32")"#
         );
         assert_eq!(
             spec_code(1, Some(2), Leaf::Fixed(DType::I64), true, Some(2)),
-            r#"fastpipe.RaggedSpec((None, 2), "int64", nulls="mask", scale=2)"#
+            r#"fastpipe.RaggedSpec((None, 2), "int64", on_null="mask", scale=2)"#
         );
     }
 }

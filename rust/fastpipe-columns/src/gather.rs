@@ -425,7 +425,7 @@ pub(crate) fn lost() -> Error {
 pub(crate) fn null() -> Error {
     Error::new(
         ErrorKind::Null,
-        "found null, which the feature's spec doesn't allow; nulls=\"mask\" marks nulls, fill=... replaces them",
+        "found null, which the feature's spec doesn't allow; on_null=\"mask\" marks nulls, fill=... replaces them",
     )
 }
 
@@ -433,7 +433,7 @@ pub(crate) fn null() -> Error {
 pub(crate) fn denied_null() -> Error {
     Error::new(
         ErrorKind::Null,
-        "found null, which the schema doesn't allow; fill=... replaces nulls, and nulls=\"mask\" marks them if \
+        "found null, which the schema doesn't allow; fill=... replaces nulls, and on_null=\"mask\" marks them if \
          the schema allows them",
     )
 }

@@ -304,15 +304,15 @@ fn with_form_of(feature: &Feature, trace: &Trace) -> Result<Feature, Error> {
     }
     if trace.nullable.last() == Some(&true) && matches!(feature.nulls, Nulls::Fill(None)) {
         return Err(misfit(
-            "nulls=\"fill\" requires fill=, the index that stands for a null, such as fill=0".into(),
+            "on_null=\"fill\" requires fill=, the index that stands for a null, such as fill=0".into(),
         ));
     }
     let leaf = Leaf::Fixed(lookup.dtype);
     let request = match trace.dims() {
         0 if lookup.drops() => {
             return Err(misfit(
-                "unknown=\"drop\" leaves keys out of lists, but each row has one key here: use unknown=\"bucket\" to give keys \
-                 outside of the vocabulary an index, or unknown=\"error\" to reject them"
+                "on_unknown=\"drop\" leaves keys out of lists, but each row has one key here: use on_unknown=\"bucket\" to give keys \
+                 outside of the vocabulary an index, or on_unknown=\"error\" to reject them"
                     .into(),
             ));
         }
@@ -337,7 +337,7 @@ fn check_pair(feature: &Feature) -> Result<(), Error> {
     let given = matches!(feature.nulls, Nulls::Fill(Some(_)))
         || matches!(&feature.request, Request::Dense { pad: Some(_), .. });
     if given {
-        let reason = "fill= and pad= are not supported for pairs of int64: remove them, or use nulls=\"mask\"";
+        let reason = "fill= and pad= are not supported for pairs of int64: remove them, or use on_null=\"mask\"";
         return Err(misfit(reason.into()));
     }
     Ok(())

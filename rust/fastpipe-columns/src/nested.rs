@@ -140,10 +140,10 @@ impl Gather<'_> {
             let text: String = text.chars().take(QUOTED).collect();
             let drop = match self.column.feature.request.rank() {
                 0 => "",
-                _ => ", unknown=\"drop\" leaves them out of lists",
+                _ => ", on_unknown=\"drop\" leaves them out of lists",
             };
             let reason = format!(
-                "expected a key of the vocabulary, found the key {text:?}; unknown=\"bucket\" gives such keys an index{drop}"
+                "expected a key of the vocabulary, found the key {text:?}; on_unknown=\"bucket\" gives such keys an index{drop}"
             );
             return Error::new(ErrorKind::ValueRange, reason);
         }

@@ -106,8 +106,8 @@ fn scalar(feature: &Feature) -> Result<Leaf> {
     }
     match leaf {
         _ if feature.lookup.as_ref().is_some_and(|lookup| lookup.drops()) => refused(
-            "unknown=\"drop\" leaves keys out of bags and arrays, but each row has one key here: use unknown=\"bucket\" to give \
-             keys outside of the vocabulary an index, or unknown=\"error\" to reject them",
+            "on_unknown=\"drop\" leaves keys out of bags and arrays, but each row has one key here: use on_unknown=\"bucket\" to give \
+             keys outside of the vocabulary an index, or on_unknown=\"error\" to reject them",
         ),
         _ if feature.scale.is_some() => refused("decimals are not supported in CSV: read float64 or strings"),
         Leaf::Fixed(DType::Timedelta(_)) => refused("durations are not supported in CSV: read numbers"),

@@ -241,7 +241,7 @@ impl Rows {
         let found = lookup.find_one(Key { text, term: None });
         if found == UNKNOWN {
             let reason = format!(
-                "expected a key of the vocabulary, found the key {}; unknown=\"bucket\" gives such keys an index",
+                "expected a key of the vocabulary, found the key {}; on_unknown=\"bucket\" gives such keys an index",
                 quoted(text)
             );
             return Err(FieldError::Value(ErrorKind::ValueRange, reason));
@@ -301,8 +301,8 @@ impl Rows {
                 } else {
                     format!("{} represents a null", quoted(text))
                 };
-                let masked = self.spec_instead(target, &format!("\"{dtype}\", nulls=\"mask\""));
-                let reason = format!("{what}: {masked} masks nulls, and fill= instead of nulls= replaces them");
+                let masked = self.spec_instead(target, &format!("\"{dtype}\", on_null=\"mask\""));
+                let reason = format!("{what}: {masked} masks nulls, and fill= instead of on_null= replaces them");
                 return Err(FieldError::Value(ErrorKind::Null, reason));
             }
             Null::Mask => (&zeros[..dtype.size()], 0u8),

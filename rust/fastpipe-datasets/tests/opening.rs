@@ -225,7 +225,7 @@ fn windows_have_sixteen_batches_or_sixty_four_units() {
     let settings = |kind: &str| {
         Settings::from_json(&format!(
             r#"{{"shuffle": "{kind}", "batch_size": 8, "drop_last": false, "shuffle_buffer": 20, "seed": 0, "rank": 0,
-                 "world_size": 1, "shard_by": "batch", "uneven": "allow", "in_step": null, "skipped": 0}}"#
+                 "world_size": 1, "shard_by": "batch", "on_uneven": "allow", "in_step": null, "skipped": 0}}"#
         ))
     };
     assert_eq!(window_rows(&settings("window").unwrap()), 24);

@@ -257,7 +257,7 @@ impl Cursor {
         let Settings {
             rank,
             batch_size,
-            uneven,
+            on_uneven,
             ..
         } = self.order.settings;
         let rank = if self.order.own_steps.is_some() { 0 } else { rank };
@@ -269,7 +269,7 @@ impl Cursor {
         let step = self.before + self.taken;
         let (mut content, mut released) = self.walker.batch(batch, patience)?;
         let real = content.len() as u32;
-        if uneven == Uneven::Pad {
+        if on_uneven == Uneven::Pad {
             content.fill_up(batch_size, |unit| self.order.units.rows(unit as usize))?;
         }
         if self.order.own_steps.is_some() {

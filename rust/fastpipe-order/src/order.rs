@@ -75,7 +75,7 @@ impl Order {
             let all = || batches.iter().copied();
             let each = all().all(|batches| batches > 0) || all().all(|batches| batches == 0);
             order.fair = each || settings.in_step() < settings.ranks;
-            let steps = steps_per_rank(&batches, settings.in_step().max(1) as usize, settings.uneven)?;
+            let steps = steps_per_rank(&batches, settings.in_step().max(1) as usize, settings.on_uneven)?;
             let own = steps.get(settings.rank as usize).copied().unwrap_or(0);
             order.own_rows = totals.iter().copied().min();
             // Steps beyond a rank's own batches repeat rows.
@@ -87,7 +87,7 @@ impl Order {
         } else {
             let (all, in_step) = (order.batches_of(order.epoch_rows()), settings.in_step().max(1));
             // With `Drop`, a last round of batches that doesn't reach all ranks in step is dropped.
-            let dealt = match settings.uneven {
+            let dealt = match settings.on_uneven {
                 Uneven::Drop => all / in_step * in_step,
                 Uneven::Pad | Uneven::Allow => all,
             };
@@ -188,12 +188,12 @@ impl Order {
         }
         let (even, odd) = shards.steps();
         let more = |rank: u64| even + u64::from(rank < odd);
-        let Settings { rank, uneven, .. } = self.settings;
+        let Settings { rank, on_uneven, .. } = self.settings;
         let in_step = self.settings.in_step().max(1);
         // The first `odd` ranks have one more batch. Check the first and last rank of the group in step with this one.
         let first = rank - rank % in_step;
         let last = first + in_step - 1;
-        match uneven {
+        match on_uneven {
             Uneven::Drop => (more(last), more(in_step - 1)),
             Uneven::Pad => (more(first), more(0)),
             Uneven::Allow => (more(rank), more(0)),
@@ -242,7 +242,7 @@ impl Order {
 mod tests {
     use super::*;
 
-    fn steps(rows: u32, in_step: u64, workers: u64, shard_by: ShardBy, uneven: Uneven) -> Vec<u64> {
+    fn steps(rows: u32, in_step: u64, workers: u64, shard_by: ShardBy, on_uneven: Uneven) -> Vec<u64> {
         let units = Arc::new(Units::new((0..rows).map(|_| 1)).unwrap());
         let ranks = in_step * workers;
         let of = |rank| {
@@ -258,7 +258,7 @@ mod tests {
                 rank,
                 ranks,
                 shard_by,
-                uneven,
+                on_uneven,
                 in_step: Some(in_step),
                 ..Settings::default()
             };
@@ -276,17 +276,17 @@ mod tests {
     /// Ranks get the same number of batches with workers as without, and equal numbers except with `Allow`.
     #[test]
     fn workers_of_ranks_keep_ranks_in_step() {
-        for uneven in [Uneven::Drop, Uneven::Pad, Uneven::Allow] {
+        for on_uneven in [Uneven::Drop, Uneven::Pad, Uneven::Allow] {
             for shard_by in [ShardBy::Window, ShardBy::Batch, ShardBy::Unit] {
                 for rows in 0..40 {
                     // With fewer rows than ranks, `ShardBy::Unit` is refused.
                     for ranks in (1..4).filter(|&ranks| shard_by != ShardBy::Unit || u64::from(rows) >= ranks) {
-                        let alone = steps(rows, ranks, 1, shard_by, uneven);
+                        let alone = steps(rows, ranks, 1, shard_by, on_uneven);
                         for workers in 2..6 {
-                            let shared = steps(rows, ranks, workers, shard_by, uneven);
+                            let shared = steps(rows, ranks, workers, shard_by, on_uneven);
                             assert_eq!(
                                 shared, alone,
-                                "{rows} rows, {ranks} ranks, {workers}, {uneven:?}, {shard_by:?}"
+                                "{rows} rows, {ranks} ranks, {workers}, {on_uneven:?}, {shard_by:?}"
                             );
                         }
                     }

@@ -75,11 +75,11 @@ impl Order {
         let Settings {
             kind,
             batch_size,
-            uneven,
+            on_uneven,
             ..
         } = self.settings;
         let size = u64::from(batch_size);
-        let pads = uneven == Uneven::Pad;
+        let pads = on_uneven == Uneven::Pad;
         let rows = if pads { size } else { size.min(self.units.total()) };
         let units = (self.units.len() as u64).min(rows);
         let picks = rows * size_of::<Row>() as u64 + units * size_of::<u64>() as u64;
@@ -108,7 +108,7 @@ mod tests {
             shuffle_buffer,
             seed: 1,
             shard_by: ShardBy::Batch,
-            uneven: Uneven::Allow,
+            on_uneven: Uneven::Allow,
             ..Settings::default()
         };
         let units = Units::new(units.iter().copied()).unwrap();

@@ -78,8 +78,8 @@ pub struct Settings {
     /// Parts that are divided among the ranks.
     pub shard_by: ShardBy,
     /// Handling of batches that can't be divided evenly.
-    pub uneven: Uneven,
-    /// Size of a group of ranks that get equal numbers of batches, subject to `uneven`. It divides `ranks`; `None`
+    pub on_uneven: Uneven,
+    /// Size of a group of ranks that get equal numbers of batches, subject to `on_uneven`. It divides `ranks`; `None`
     /// means all ranks. Ranks `m`, `m + in_step`, `m + 2 * in_step`, ... then share the batches of rank `m` of
     /// `in_step` ranks, and their numbers of batches may differ.
     #[serde(deserialize_with = "Option::deserialize")]
@@ -100,7 +100,7 @@ impl Default for Settings {
             rank: 0,
             ranks: 1,
             shard_by: ShardBy::Window,
-            uneven: Uneven::Drop,
+            on_uneven: Uneven::Drop,
             in_step: None,
             skipped: 0,
         }
@@ -190,7 +190,7 @@ impl std::error::Error for SettingsError {}
 mod tests {
     use super::*;
 
-    const TEXT: &str = r#"{"shuffle":"sample","batch_size":5,"drop_last":false,"shuffle_buffer":7,"seed":18446744073709551615,"rank":1,"world_size":6,"shard_by":"block","uneven":"pad","in_step":null,"skipped":3}"#;
+    const TEXT: &str = r#"{"shuffle":"sample","batch_size":5,"drop_last":false,"shuffle_buffer":7,"seed":18446744073709551615,"rank":1,"world_size":6,"shard_by":"block","on_uneven":"pad","in_step":null,"skipped":3}"#;
 
     #[test]
     fn settings_are_what_was_written() {
@@ -202,7 +202,7 @@ mod tests {
             rank: 1,
             ranks: 6,
             shard_by: ShardBy::Unit,
-            uneven: Uneven::Pad,
+            on_uneven: Uneven::Pad,
             skipped: 3,
             ..Settings::default()
         };
@@ -314,7 +314,7 @@ mod tests {
                 "\"Unit\"",
                 "entry 'shard_by' of an order: unknown variant `Unit`",
             ),
-            ("\"pad\"", "null", "entry 'uneven' of an order"),
+            ("\"pad\"", "null", "entry 'on_uneven' of an order"),
             ("}", "}x", "trailing characters"),
             ("}", "", "cannot read an order: EOF"),
         ] {

@@ -4,11 +4,11 @@ use crate::failure::{Result, collected, copied, with_room};
 use crate::settings::Uneven;
 
 /// Returns the steps of all ranks. `batches` lists the number of batches in each rank's units.
-pub(crate) fn steps_per_rank(batches: &[u64], in_step: usize, uneven: Uneven) -> Result<Vec<u64>> {
+pub(crate) fn steps_per_rank(batches: &[u64], in_step: usize, on_uneven: Uneven) -> Result<Vec<u64>> {
     let members = |member: usize| batches.iter().copied().skip(member).step_by(in_step);
     let totals = (0..in_step.min(batches.len())).map(|member| members(member).sum::<u64>());
     let mut steps = copied(batches)?;
-    let Some(total) = (match uneven {
+    let Some(total) = (match on_uneven {
         Uneven::Drop => totals.min(),
         Uneven::Pad => totals.max(),
         Uneven::Allow => None,
@@ -17,7 +17,7 @@ pub(crate) fn steps_per_rank(batches: &[u64], in_step: usize, uneven: Uneven) ->
     };
     for member in 0..in_step {
         let own = collected(members(member))?;
-        let leveled = match uneven {
+        let leveled = match on_uneven {
             // A rank without rows has none to repeat.
             Uneven::Pad => level(&own, total, |own, level| if own == 0 { 0 } else { own.max(level) })?,
             _ => level(&own, total, u64::min)?,

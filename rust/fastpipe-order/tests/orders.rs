@@ -70,11 +70,11 @@ prop_compose! {
     fn settings(ranks: std::ops::Range<u64>)(
         kind in kinds(), batch_size in 1..12u32, drop_last: bool, windows in 1..6u64, odd in 0..12u64, seed: u64,
         ranks in ranks, by_batch: bool,
-        uneven in prop_oneof![Just(Uneven::Drop), Just(Uneven::Pad), Just(Uneven::Allow)],
+        on_uneven in prop_oneof![Just(Uneven::Drop), Just(Uneven::Pad), Just(Uneven::Allow)],
     ) -> Settings {
         let streamed = matches!(kind, Kind::Block | Kind::Buffer);
         Settings {
-            kind, batch_size, drop_last, seed, ranks, uneven, in_step: Some(ranks),
+            kind, batch_size, drop_last, seed, ranks, on_uneven, in_step: Some(ranks),
             shuffle_buffer: windows * u64::from(batch_size) + if streamed { odd } else { 0 },
             shard_by: match (by_batch, streamed) {
                 (true, _) => ShardBy::Batch,
@@ -159,7 +159,7 @@ proptest! {
 
     #[test]
     fn orders_are_what_they_say(counts in counts(), settings in settings(1..2), epoch in 0..3u64) {
-        let order = order(&counts, Settings { uneven: Uneven::Drop, ..settings });
+        let order = order(&counts, Settings { on_uneven: Uneven::Drop, ..settings });
         let expected = naive(&counts, &settings, epoch, || units_in_order(&counts, &settings, epoch));
         let size = settings.batch_size as usize;
         let chunks: Vec<_> = expected.chunks(size).filter(|c| !settings.drop_last || c.len() == size).collect();
@@ -191,7 +191,7 @@ proptest! {
                 break;
             }
             // The last batch of this rank may not be the last one of all ranks.
-            prop_assert!(i + 1 < plans.len() || settings.uneven == Uneven::Allow);
+            prop_assert!(i + 1 < plans.len() || settings.on_uneven == Uneven::Allow);
             prop_assert_eq!((plan.after.epoch, plan.after.step), (epoch, i as u64 + 1));
             let cursor = order.resume(&plan.after).unwrap();
             prop_assert_eq!(cursor.left() as usize, plans.len() - i - 1);
@@ -214,21 +214,21 @@ proptest! {
             for row in &rows[..plan.valid as usize] {
                 prop_assert!(seen.insert(*row), "{row:?} comes twice");
             }
-            if settings.uneven == Uneven::Pad {
+            if settings.on_uneven == Uneven::Pad {
                 prop_assert_eq!(plan.rows, settings.batch_size);
             }
         }
         let steps: BTreeSet<usize> = plans.iter().map(Vec::len).collect();
         let total = all_rows(&counts).len();
-        match settings.uneven {
+        match settings.on_uneven {
             Uneven::Drop | Uneven::Pad => prop_assert_eq!(steps.len(), 1),
             Uneven::Allow if settings.shard_by != ShardBy::Unit => prop_assert!(steps.last().unwrap() - steps.first().unwrap() <= 1),
             Uneven::Allow => {}
         }
         prop_assert_eq!(orders[0].left_out() as usize, total - seen.len());
-        if settings.uneven != Uneven::Drop && !settings.drop_last {
+        if settings.on_uneven != Uneven::Drop && !settings.drop_last {
             prop_assert_eq!(seen.len(), total);
-        } else if settings.uneven == Uneven::Drop && settings.shard_by != ShardBy::Unit {
+        } else if settings.on_uneven == Uneven::Drop && settings.shard_by != ShardBy::Unit {
             let missing = total - seen.len();
             prop_assert!(missing <= settings.ranks as usize * settings.batch_size as usize);
         }
@@ -245,7 +245,7 @@ proptest! {
     fn worlds_change(counts in counts(), settings in settings(1..2), worlds in proptest::collection::vec((1..10u64, 0..15usize), 1..6)) {
         let settings = Settings {
             shard_by: if settings.shard_by == ShardBy::Unit { ShardBy::Batch } else { settings.shard_by },
-            uneven: Uneven::Allow,
+            on_uneven: Uneven::Allow,
             in_step: Some(1),
             ..settings
         };

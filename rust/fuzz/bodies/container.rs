@@ -76,7 +76,7 @@ fn plan(source: &AvroSource) -> Result<(), Error> {
             shuffle_buffer: 1 << 12,
             seed: 1,
             shard_by: ShardBy::Batch,
-            uneven: Uneven::Allow,
+            on_uneven: Uneven::Allow,
             ..Settings::default()
         };
         let order = Arc::new(Order::new(&units, settings).expect("no memory should be needed"));

@@ -58,7 +58,7 @@ fn settings(input: &Input) -> Settings {
             (false, true) => ShardBy::Unit,
             (false, false) => ShardBy::Window,
         },
-        uneven: [Uneven::Drop, Uneven::Pad, Uneven::Allow][usize::from(choices[3] % 3)],
+        on_uneven: [Uneven::Drop, Uneven::Pad, Uneven::Allow][usize::from(choices[3] % 3)],
         ..Settings::default()
     }
 }

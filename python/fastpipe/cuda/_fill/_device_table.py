@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +119,7 @@ class Filled:
         """
         return self._numbers()
 
-    def folds(self, k: SupportsIndex, seed: SupportsIndex = 0) -> Iterator[tuple[Any, Any]]:
+    def folds(self, k: int, seed: int = 0) -> Iterator[tuple[Any, Any]]:
         """Divides the rows into folds for cross-validation.
 
         Args:
@@ -144,7 +144,7 @@ class Filled:
         for start, end in pairwise(bounds):
             yield self._divided(start, end, seed)
 
-    def split(self, fraction: float, seed: SupportsIndex = 0) -> tuple[Any, Any]:
+    def split(self, fraction: float, seed: int = 0) -> tuple[Any, Any]:
         """Divides the rows into two parts at random.
 
         Args:
@@ -166,7 +166,7 @@ class Filled:
         rest, part = self._divided(0, size, within("seed", seed, 0, 2**64 - 1))
         return part, rest
 
-    def bootstrap(self, rows: SupportsIndex | None = None, seed: SupportsIndex = 0) -> Any:
+    def bootstrap(self, rows: int | None = None, seed: int = 0) -> Any:
         """Draws rows with replacement.
 
         Args:

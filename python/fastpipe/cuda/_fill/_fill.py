@@ -6,25 +6,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag, names, shown
+from fastpipe._files._in_memory_files import Source
+from fastpipe._files._index_cache import IndexCache
 from fastpipe._progress import progress_bar
 from fastpipe._reader.ordering import seed_of, within
 from fastpipe._reader.pass_options import memory_size
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.sampling import LARGEST_SAMPLE, counts_of, gathered
+from fastpipe.csv._sampling import BlockVariance
 from fastpipe.cuda._fill._device_table import Columns, Filled
 from fastpipe.cuda._fill._devices import Device, HostDevice, Layout, memory_errors
 from fastpipe.cuda._fill._rows import BlockRows, Dealt, ExactRows, FilledRows
 from fastpipe.cuda._fill._transfer_queue import BUFFERS, TransferQueue
 from fastpipe.errors import LimitError
-from fastpipe.sources.csv._sampling import BlockVariance
-from fastpipe.sources.files._in_memory_files import Source
-from fastpipe.sources.files._index_cache import IndexCache
 
 _MOST_DEVICES = 1024
 
@@ -211,20 +211,20 @@ def fill(
     source: Reader | Source,
     devices: Sequence[Any],
     *,
-    rows: SupportsIndex | None = None,
+    rows: int | None = None,
     occupancy: float = 0.8,
-    device_memory: SupportsIndex | str | None = None,
-    seed: SupportsIndex | None = None,
+    device_memory: int | str | None = None,
+    seed: int | None = None,
     replace: bool = False,
     method: Literal["exact", "block"] = "exact",
     share: float = 1.0,
     columns: Sequence[str] | None = None,
     dtype: npt.DTypeLike = "float32",
     order: Layout = "C",
-    memory: SupportsIndex | str = "2GB",
+    memory: int | str = "2GB",
     framework: Literal["torch", "cupy"] | None = None,
     index_cache: IndexCache = None,
-    num_threads: SupportsIndex | Literal["auto"] | None = "auto",
+    num_threads: int | Literal["auto"] | None = "auto",
     progress: bool = False,
 ) -> Fill:
     """Fills the memory of devices with random rows. Each device gets different rows, until its memory is full.
@@ -347,7 +347,7 @@ def _opened(
     columns: Sequence[str] | None,
     dtype: np.dtype[Any],
     index_cache: IndexCache,
-    num_threads: SupportsIndex | Literal["auto"] | None,
+    num_threads: int | Literal["auto"] | None,
 ) -> tuple[Reader, Columns]:
     """Returns a reader of the source, and the columns that its features contain."""
     if isinstance(source, Reader):
@@ -356,7 +356,7 @@ def _opened(
         wanted = None if columns is None else names("columns", columns)
         return source, Columns(source.features, wanted, dtype)
     # Files of other formats need a reader.
-    from fastpipe.sources.csv._sampling import of_numbers
+    from fastpipe.csv._sampling import of_numbers
 
     reader, wanted = of_numbers(source, columns, dtype, index_cache, {"num_threads": num_threads})
     return reader, Columns(reader.features, wanted, dtype)
@@ -400,10 +400,10 @@ def _gpu_device(device: Any, framework: str | None) -> Device:
 
 
 def _count(
-    rows: SupportsIndex | None,
+    rows: int | None,
     devices: list[Device],
     occupancy: float,
-    device_memory: SupportsIndex | str | None,
+    device_memory: int | str | None,
     row_bytes: int,
 ) -> int:
     """Returns the number of rows that fit on each device, or `rows` if it is given."""

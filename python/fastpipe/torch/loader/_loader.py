@@ -12,7 +12,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -214,9 +214,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        num_batch_workers: SupportsIndex | None = None,
+        num_batch_workers: int | None = None,
         worker_method: str | None = None,
-        memory_limit: SupportsIndex | None = None,
+        memory_limit: int | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         more = {"in_order": in_order} if _HAS_IN_ORDER else {}
@@ -383,7 +383,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return explained(self, self._account)
 
 
-def _whole(name: str, value: SupportsIndex | None, least: int) -> int | None:
+def _whole(name: str, value: int | None, least: int) -> int | None:
     if value is None:
         return None
     try:

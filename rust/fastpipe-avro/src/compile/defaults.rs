@@ -357,7 +357,7 @@ impl<'a> Compiler<'a> {
     fn absent(&mut self, want: Want<'a>, emits: &mut Vec<Emit>) -> Result<(), Error> {
         let Some(span) = self.on_null(&[want])? else {
             let reason = "its default in the reader's schema is null, which the feature's spec doesn't allow; \
-                          nulls=\"mask\" marks nulls, fill=... replaces them";
+                          on_null=\"mask\" marks nulls, fill=... replaces them";
             return Err(misfit(reason.into()));
         };
         emits.extend_from_slice(span.of(&self.plan.emits));

@@ -155,7 +155,7 @@ impl<'a> Compiler<'a> {
                 .within_union(union)
                 .ok_or_else(|| misfit(format!("'{path}' has items of several types")))?;
             if matches!(tag, Some((Some(_), _))) && column.feature.nulls == Nulls::Mask {
-                let reason = "sparse values that may be null can't be masked; set fill=, or nulls=\"error\"";
+                let reason = "sparse values that may be null can't be masked; set fill=, or on_null=\"error\"";
                 return Err(misfit(reason.into()));
             }
             inner = type_within;

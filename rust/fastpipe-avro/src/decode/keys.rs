@@ -113,8 +113,8 @@ impl Decoder<'_, '_, '_, '_> {
             .unwrap_or_default(),
         };
         let reason = format!(
-            "expected a key of the vocabulary, found the key {key}; unknown=\"bucket\" gives such keys an index, \
-             unknown=\"drop\" leaves them out of bags and arrays"
+            "expected a key of the vocabulary, found the key {key}; on_unknown=\"bucket\" gives such keys an index, \
+             on_unknown=\"drop\" leaves them out of bags and arrays"
         );
         Error::new(ErrorKind::ValueRange, reason)
     }

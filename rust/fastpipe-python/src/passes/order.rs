@@ -58,17 +58,17 @@ impl Order {
             })
             .map_err(unplanned)
             .py(py)?;
-        if !order.is_fair() && settings.uneven != Uneven::Allow {
+        if !order.is_fair() && settings.on_uneven != Uneven::Allow {
             return Err(PyValueError::new_err(format!(
                 "some of the {} ranks would have no batches, since there are only {} units: \
-                 set shard_by=\"batch\" to distribute batches, or uneven=\"allow\" to allow ranks without batches",
+                 set shard_by=\"batch\" to distribute batches, or on_uneven=\"allow\" to allow ranks without batches",
                 settings.ranks,
                 units.len()
             )));
         }
-        if settings.uneven == Uneven::Pad && data.get().source().facts().columns.iter().any(|c| &*c.name == VALID) {
+        if settings.on_uneven == Uneven::Pad && data.get().source().facts().columns.iter().any(|c| &*c.name == VALID) {
             return Err(PyValueError::new_err(format!(
-                "uneven=\"pad\" adds a column {VALID:?}, but a feature already has that name: rename the feature"
+                "on_uneven=\"pad\" adds a column {VALID:?}, but a feature already has that name: rename the feature"
             )));
         }
         Ok(Order {
@@ -331,7 +331,7 @@ impl Order {
                 batches
             }
         };
-        let padded = self.order.settings().uneven == Uneven::Pad;
+        let padded = self.order.settings().on_uneven == Uneven::Pad;
         let origin = Origin {
             order: self.order.clone(),
             options,

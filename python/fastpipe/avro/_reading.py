@@ -1,0 +1,411 @@
+"""Avro container files as a dataset: the reader, and the inference of features."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias, Unpack
+
+from fastpipe._arguments import names
+from fastpipe._arrow.schema import asked_for
+from fastpipe._fastpipe import AvroDataset
+from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
+from fastpipe._files._index_cache import IndexCache
+from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
+from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.ordering import digest
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.state import VERSION
+from fastpipe.avro._schemas import AS_WRITTEN, ReaderSchema, Resolution, Unsupported, tell_later, tell_left_out
+from fastpipe.specs import Features, Spec, inferred
+from fastpipe.specs import _vocabularies as vocabularies
+
+_WORDS = SourceWording(
+    units="blocks",
+    advice={
+        "reading": "Storage is the limit. Use faster disks or a codec such as zstandard. More threads help only if "
+        "the storage is remote.",
+        "decompressing": "Files written with snappy or zstandard decompress faster than deflate. More threads help.",
+        "indexing": "Records must be located before they can be picked. Later epochs remember where up to 16 million "
+        "records start.",
+    },
+    bound={"decompressing": "decompression-bound"},
+    other_digest="the dataset has different contents (sync markers or blocks), or its files have different names or "
+    "another order",
+)
+
+
+_Folders: TypeAlias = "list[tuple[str, list[int | str | None]]]"
+
+
+class Location(NamedTuple):
+    """Location of a row.
+
+    Attributes:
+        file: The path of its file.
+        block: The index of its block in the file.
+        record: Its index in the block.
+    """
+
+    file: str
+    block: int
+    record: int
+
+
+class AvroData:
+    """Avro files that are open for a set of features: the `Data` of `read_avro`.
+
+    Args:
+        files: The paths of the files, or their contents in memory.
+        features: The specs of the features to read, by name.
+        index_cache: The directory of block indexes, True for the user's cache directory, or None for no cache.
+        check: A function that is called before features are matched with a schema. It receives the path and the JSON
+            schema of the first file and of every file with a different schema. Its exceptions propagate to the caller.
+        damaged: A list that receives the exceptions of damaged files. The blocks before the damage are then read. By
+            default, these exceptions are raised.
+        resolution: How the schemas of files are interpreted.
+        hive: Whether folders such as `year=2026` are read as columns.
+    """
+
+    words = _WORDS
+
+    def __init__(
+        self,
+        files: Sequence[str | Contents],
+        features: Features,
+        index_cache: IndexCache = None,
+        check: Callable[[str, str], None] | None = None,
+        damaged: list[Exception] | None = None,
+        resolution: Resolution = AS_WRITTEN,
+        *,
+        hive: bool = False,
+    ) -> None:
+        folders = _folders(files, hive, [spec.field or name for name, spec in features.items()])
+        handle = AvroDataset(
+            lowered(files, index_cache),
+            features._lower(),
+            check=check,
+            damaged=damaged,
+            resolution=resolution.lowered(),
+            folders=folders,
+        )
+        self._open(files, handle, index_cache, resolution, folders)
+        self.features = vocabularies.in_form(features, handle.features)
+        self._asked = features
+
+    @classmethod
+    def inferring(
+        cls,
+        files: Sequence[str | Contents],
+        columns: Sequence[str] | None,
+        index_cache: IndexCache,
+        resolution: Resolution = AS_WRITTEN,
+        *,
+        hive: bool = False,
+    ) -> Self:
+        """Opens files to read the columns that inference finds, or a selection of them.
+
+        Args:
+            files: The paths of the files, or their contents in memory.
+            columns: The names of the inferred columns to read; None for all.
+            index_cache: The directory of block indexes, True for the user's cache directory, or None for no cache.
+            resolution: How the schemas of files are interpreted.
+            hive: Whether folders such as `year=2026` are read as columns.
+        """
+        wanted = None if columns is None else names("columns", columns)
+        data = cls.__new__(cls)
+        folders = _folders(files, hive, wanted)
+        handle = AvroDataset(lowered(files, index_cache), wanted, resolution=resolution.lowered(), folders=folders)
+        data._open(files, handle, index_cache, resolution, folders)
+        data.features = data._asked = inferred(handle.features())
+        return data
+
+    def _open(
+        self,
+        files: Sequence[str | Contents],
+        handle: AvroDataset,
+        index_cache: IndexCache,
+        resolution: Resolution,
+        folders: _Folders,
+    ) -> None:
+        self._given = list(files)
+        self.files = list(map(str, files))
+        self.handle = handle
+        self._index_cache = index_cache
+        self._resolution = resolution
+        # Only the partition columns that the features read.
+        read = set(handle.folders())
+        self._partitions = [(name, values) for name, values in folders if name in read]
+        self._fingerprints: dict[int, dict[str, Any]] = {}
+
+    @property
+    def symbols(self) -> dict[str, list[str]]:
+        """The symbols of each enum that is read as codes, and the type names of each union."""
+        return dict(self.handle.symbols())
+
+    @property
+    def interpretation(self) -> dict[str, Any]:
+        """The lookups of features, and how schemas are interpreted."""
+        return {"lookups": vocabularies.described(self._asked), "resolution": self._resolution.described()}
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The columns that are left out because their type is not supported, each with the reason."""
+        return dict(self.handle.left_out())
+
+    @property
+    def later_columns(self) -> tuple[list[tuple[str, str, int]], bool]:
+        """Returns the columns that the first file with rows lacks, and whether the files' schemas can be merged.
+
+        Each column comes with the first file that contains it and the number of files that contain it.
+        """
+        return self.handle.later_columns()
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """Returns the counts of files, rows and bytes, and a digest of the files.
+
+        The digest covers each file's name without folders, its size and its sync marker. After version 1 it also covers
+        the offsets and row counts of the file's blocks. `partitions` holds a digest of the values of each partition
+        column that is read.
+        """
+        if version not in self._fingerprints:
+            self._fingerprints[version] = self._fingerprint(version)
+        return self._fingerprints[version]
+
+    def _fingerprint(self, version: int) -> dict[str, Any]:
+        parts = []
+        files = self.handle.files()
+        for path, size, marker in files:
+            name = os.path.basename(path).encode(errors="surrogateescape")
+            parts.append(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
+        if version > 1:
+            parts.append(self.handle.layout())
+        told: dict[str, Any] = {
+            "files": len(files),
+            "rows": self.handle.num_rows,
+            "bytes": sum(size for _, size, _ in files),
+            "digest": digest(*parts),
+        }
+        return told | ({"partitions": digests(self._partitions)} if self._partitions else {})
+
+    def subset(self, numbers: Iterable[int]) -> AvroData:
+        """Returns a dataset with the same features and only some of the files."""
+        files = [self._given[number] for number in numbers]
+        return _reopened(files, self._asked, self._index_cache, self._resolution, bool(self._partitions))
+
+    def file_sizes(self) -> list[int]:
+        """Returns the size of each file in bytes."""
+        return [size for _, size, _ in self.handle.files()]
+
+    def place(self, unit: int, record: int) -> Location:
+        """Returns the file, the block and the index of a record."""
+        return Location(*self.handle.place_of(unit), record)
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Returns the nanoseconds to decode a record with all columns, and without each column."""
+        return self.handle.column_times()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (
+            self._given,
+            self._asked,
+            self._index_cache,
+            self._resolution,
+            bool(self._partitions),
+        )
+
+    def __str__(self) -> str:
+        return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
+
+
+def _folders(files: Sequence[str | Contents], hive: bool, wanted: list[str] | None) -> _Folders:
+    """Returns the values of the wanted partition columns, which come from the files' folders."""
+    paths = list(map(str, files))
+    return Partitions(paths, wanted=wanted).columns(paths) if hive else []
+
+
+def _reopened(
+    files: Sequence[str | Contents], features: Features, index_cache: IndexCache, resolution: Resolution, hive: bool
+) -> AvroData:
+    return AvroData(files, features, index_cache, resolution=resolution, hive=hive)
+
+
+@takes_options()
+def read_avro(
+    source: Source,
+    *,
+    features: Mapping[str, Spec] | None = None,
+    columns: Sequence[str] | None = None,
+    batch_size: int,
+    index_cache: IndexCache = None,
+    reader_schema: ReaderSchema = None,
+    logical_types: bool = True,
+    on_unsupported: Unsupported = "warn",
+    partitioning: Partitioning = "hive",
+    **options: Unpack[Options],
+) -> Reader:
+    """Reads Avro files as batches of NumPy arrays.
+
+    The headers of files and blocks are read immediately, data on demand. A missing or truncated file, a feature that a
+    schema lacks, or a spec that doesn't fit raises an error here. Damage inside a block raises an error when that block
+    is read.
+
+    When rows are shuffled, `shuffle_buffer` defaults to the rows of 16 batches or of 64 average blocks, the larger of
+    the two.
+
+    Args:
+        source: A path, a glob (`"data/*.avro"`), a directory (all `*.avro` files below it), or a list of these. Globs
+            support `{a,b}`, and `~` is the home directory. Directories and globs follow links, visit each folder once,
+            and skip files and folders whose names begin with `_` or `.`, since these are not committed. They also skip
+            empty files, with a warning to the logger `fastpipe`. `source` can also be a contiguous buffer with the
+            bytes of a file, or a binary file object, which is read immediately from its position to its end. A list may
+            mix all of these. `bytes` are read in place; other buffers are copied. Files may have different schemas if
+            each file with records has the features. The first file with records decides which symbols enum codes
+            represent.
+        features: The spec of each feature to read, by name. Dots name the fields of nested records (`user.age`), and
+            the `keys` and `values` of maps (`scores.keys`). The items of arrays add nothing to the name. If the schema
+            is not a record, its only feature is `value`. A spec's `field` can set the path instead, so that several
+            features can read one field. `infer_features` describes the names of unions of several types.
+        columns: The names of inferred features to read (see `infer_features`), instead of `features`. A name includes
+            everything nested in it. By default, all inferred features are read. Other fields are skipped without being
+            decoded.
+        batch_size: Number of rows per batch.
+        index_cache: A directory that keeps the offsets of all blocks, so that files open faster the next time. True for
+            a directory in the user's cache directory. An entry is keyed by the file's path, size and modification time.
+            It is rebuilt if one of these or the sync marker has changed. A damaged entry is rebuilt with a warning to
+            the logger `fastpipe`. Files modified within the last two seconds are not indexed, because another change
+            might not alter the timestamp. Files up to 64 KiB are not indexed either, because they are read completely
+            with their header. Defaults to None: no cache.
+        reader_schema: A schema to which the schemas of all files are resolved, following the Avro 1.12 specification:
+            JSON text, parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Features then have the names of
+            the reader's schema, and fields that a file lacks get their default. `"union"` merges the schemas of all
+            files: fields that some files lack are nullable, and numbers are promoted. By default, each file is read
+            with its own schema and must have the features, except those with a `fill` value, which replaces fields that
+            later files lack. Columns that the first file with rows lacks are then left out, and one
+            `ColumnsLeftOutWarning` names them and their files.
+        logical_types: Whether to read dates, times, decimals, UUIDs and durations as such. If False, they are read as
+            the values that are stored. Defaults to True.
+        on_unsupported: What to do with columns of unsupported types. "warn" (the default) leaves them out, and one
+            `ColumnsLeftOutWarning` names them and explains how to read them. "error" raises `UnsupportedError`.
+            "ignore" leaves them out silently. Columns that are named in `columns` or `features` are never left out.
+        partitioning: "hive" (the default) reads folders named like `year=2026` as columns: int64 if all values are
+            integers, otherwise text. `__HIVE_DEFAULT_PARTITION__` is null. If a file has a field of the same name, the
+            field wins. None ignores the names of folders.
+        **options: See `fastpipe.typing.Options`.
+
+    Returns:
+        A `Reader`. Iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
+
+    Raises:
+        MissingFileError: If a file does not exist, or a link is dangling.
+        MalformedFileError: If a header is damaged or a file is truncated.
+        SchemaError: If a schema lacks a feature or its spec doesn't fit, or only some files are in the folders of a
+            partition column.
+        UnsupportedError: If a codec, a URL, or the type of a requested column is not supported.
+        StorageError: If storage fails, a folder can't be read, a file changed, or the directory of the index cache
+            can't be written.
+        LimitError: If a schema or a header exceeds a limit, such as the number of inferred columns. `iter(reader)`
+            raises it if `memory_limit` is below the minimum; the message gives that minimum and the largest
+            `shuffle_buffer` that would fit. Without `memory_limit`, `iter(reader)` raises it if the order of a window,
+            pool or buffer needs more than half of the memory of the machine or container.
+        TypeError: If an argument has the wrong type; the message names the argument.
+        ValueError: If arguments exclude each other or are out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> reader = fastpipe.read_avro(
+        ...     "data/*.avro", columns=["user.age", "label"], batch_size=1024, shuffle=True, seed=7
+        ... )
+        >>> for batch in reader:
+        ...     ages, labels = batch["user.age"], batch["label"]
+        >>> len(reader), labels.dtype, labels.shape
+        (6, dtype('float32'), (1024,))
+    """
+    settings = Settings(read_avro, batch_size, options)
+    wanted, chosen = asked_for(features, columns)
+    resolution = Resolution.of(reader_schema, logical_types)
+    hive = checked_partitioning(partitioning)
+    tell_left_out({}, on_unsupported)
+    files = opened(source)
+    if wanted is not None:
+        return settings.reader(AvroData(files, wanted, index_cache, resolution=resolution, hive=hive))
+    data = AvroData.inferring(files, chosen, index_cache, resolution, hive=hive)
+    tell_left_out(data.left_out, on_unsupported)
+    tell_later(*data.later_columns)
+    return settings.reader(data)
+
+
+def infer_features(
+    source: Source,
+    columns: Sequence[str] | None = None,
+    *,
+    index_cache: IndexCache = None,
+    reader_schema: ReaderSchema = None,
+    logical_types: bool = True,
+    on_unsupported: Unsupported = "warn",
+    partitioning: Partitioning = "hive",
+) -> Features:
+    """Infers the features of Avro files. Printing the result gives Python code that you can paste.
+
+    Types and nulls come from the first file's schema or the reader's schema. Nullable fields are masked. Records with
+    exactly the fields `indices0`, `indices1`, ... and `values` are sparse. For recursive records, only the outermost
+    level is inferred.
+
+    Dates, times and timestamps are `datetime64` or `timedelta64` of their unit. Decimals of up to 18 digits are int64
+    with their `scale`, and larger decimals float64. Durations are months, days and milliseconds: uint32 of shape (3,).
+    UUIDs are strings, or 16 bytes if the file stores bytes.
+
+    A union of numbers is int64, or float64 if it contains a float, which rounds integers above 2**53. Any other union
+    `f` has a column `f`: the index of the value's type in the union (`Reader.symbols` names the types). Each type also
+    has a column `f:type`, which is null if the value has another type. Records, enums and fixed types appear under
+    their names.
+
+    A schema doesn't contain the lengths of arrays, so fastpipe samples the data: all of it up to 16 MiB, otherwise 64
+    blocks spread over it. A dimension is fixed if at least 16 arrays all have the same length; only the 31 innermost
+    dimensions can be fixed. If later data has another length, `ShapeError` is raised; use `RaggedSpec` then. Damaged
+    blocks are skipped, with a warning to the logger `fastpipe`.
+
+    Args:
+        source: The files: a path, a glob, a directory, bytes, a binary file object, or a list of these (see
+            `read_avro`).
+        columns: The columns to infer, at least one; a name includes everything nested in it. Defaults to all columns.
+        index_cache: A directory that keeps the offsets of blocks, or True for the user's cache directory. Defaults to
+            None: no cache.
+        reader_schema: A schema to which the schemas of all files are resolved, or "union" to merge them (see
+            `read_avro`).
+        logical_types: Whether to infer dates, times, decimals, UUIDs and durations as such. Defaults to True.
+        on_unsupported: "warn" (the default), "error" or "ignore": what to do with columns of unsupported types.
+        partitioning: "hive" (the default) infers columns from folders named like `year=2026`; None ignores the names of
+            folders.
+
+    Returns:
+        Specs by feature name, in schema order, followed by the partition columns.
+
+    Raises:
+        UnsupportedError: If a named column, or with `on_unsupported="error"` any column, has an unsupported type: a
+            recursive record or types nested too deeply. The message explains how to request single fields in
+            `features`.
+        LimitError: If the schema has too many columns to infer, or is nested too deeply.
+        TypeError: If an argument has the wrong type.
+        ValueError: If `columns` is empty.
+        FastpipeError: If the files can't be read; `read_avro` lists the errors.
+
+    Example:
+        >>> import fastpipe
+        >>> fastpipe.infer_features("data/*.avro", ["user_embedding", "country"])
+        {
+            "user_embedding": fastpipe.DenseSpec((64,), "float32"),
+            "country": fastpipe.DenseSpec((), "string", on_null="mask"),
+        }
+    """
+    chosen = None if columns is None else names("columns", columns)
+    if chosen is not None and not chosen:
+        raise ValueError("columns is empty: name at least one column")
+    resolution = Resolution.of(reader_schema, logical_types)
+    hive = checked_partitioning(partitioning)
+    tell_left_out({}, on_unsupported)
+    data = AvroData.inferring(opened(source), chosen, index_cache, resolution, hive=hive)
+    tell_left_out(data.left_out, on_unsupported)
+    tell_later(*data.later_columns)
+    return data.features

@@ -1,0 +1,358 @@
+"""Writes Avro container files."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from fastpipe._arguments import flag, imported, shown
+from fastpipe._arrow import to_arrow
+from fastpipe._boundary import AvroWriting
+from fastpipe._fastpipe import AvroWriter, ContainerFile
+from fastpipe._files._atomic_write import replacing, truncated_on_failure
+from fastpipe._local_path import local
+from fastpipe._progress import progress_bar
+from fastpipe._reader.dropped_rows import stacklevel
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.reader_passes import arrow_streams
+from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
+from fastpipe.specs import SparseSpec, Spec
+
+Codec: TypeAlias = Literal["null", "deflate", "snappy", "zstandard", "bzip2", "xz"]
+
+# About the size that Java's writer uses.
+_BLOCK_BYTES = 64 << 10
+# Readers reject larger blocks.
+_MOST_BLOCK_BYTES = 1 << 30
+_SYNC_BYTES = 16
+
+
+class WrittenFile(NamedTuple):
+    """Result of `write_avro`.
+
+    Attributes:
+        rows: Number of records that were written or appended.
+        blocks: Number of blocks, the units of reading and shuffling.
+        size: Number of bytes.
+    """
+
+    rows: int
+    blocks: int
+    size: int
+
+
+def write_avro(
+    path: str | os.PathLike[str],
+    data: Any,
+    schema: str | Mapping[str, Any] | None = None,
+    *,
+    codec: Codec | None = None,
+    level: int | None = None,
+    block_bytes: int = _BLOCK_BYTES,
+    append: bool = False,
+    progress: bool = False,
+    metadata: Mapping[str, str | bytes] | None = None,
+    num_threads: int | Literal["auto"] = "auto",
+) -> WrittenFile:
+    """Writes batches, Arrow data, or the batches of a reader to an Avro container file.
+
+    Data is written as it arrives; only one batch and a few blocks are held in memory. The file appears once it is
+    complete and synced to disk. Until then, and after an error or Ctrl-C, `path` keeps its old content. The same rows
+    produce the same blocks, no matter how they are split into batches or how many threads compress them.
+
+    Args:
+        path: The path of the file. An existing file is replaced.
+        data: A batch (a dict from name to array or form, which requires the extra `arrow`), a `Reader`, an object with
+            `__arrow_c_stream__` or `__arrow_c_array__` (such as tables and record batches of pyarrow or data frames of
+            polars), or an iterable of these. Columns `a.b` and `a.c` are written as fields of a record `a`.
+        schema: An Avro schema, as JSON text or parsed: a record whose fields are the columns, in any order. Values are
+            converted to its types if the conversion loses at most digits of floating-point numbers. Unions must consist
+            of null and one type. By default, the schema is derived from the data's types; the manual's page on writing
+            has the rules.
+        codec: "null", "deflate", "snappy", "zstandard", "bzip2" or "xz". Defaults to zstandard, or to the file's codec
+            when appending.
+        level: The compression level of deflate (1 to 12, default 6), zstandard (-7 to 22, default 3), bzip2 (1 to 9,
+            default 9) or xz (0 to 9, default 6).
+        block_bytes: The size in bytes, before compression, at which a block is closed. Readers read, decompress and
+            shuffle by blocks. 1 to 2^30; defaults to 65,536.
+        append: Whether to write after the last complete block of an existing file, with its schema, codec and sync
+            marker. An error truncates the file to that block. A killed process leaves an incomplete block at the end.
+            The next call with `append=True` cuts it off, with a `RuntimeWarning` that names the file and the number of
+            lost bytes.
+        progress: Whether to show a progress bar, which requires the extra `progress`. Defaults to False.
+        metadata: Additional entries of the header, from key to str or bytes. Keys that begin with "avro." are reserved.
+        num_threads: The number of threads that compress, 1 to 1024. Defaults to "auto": the number of processors that
+            the process may use.
+
+    Returns:
+        The counts of rows, blocks and bytes that were written.
+
+    Raises:
+        SchemaError: If the schema can't be parsed, the columns differ from its fields in name or type, or a name is not
+            valid in Avro.
+        UnsupportedError: If Avro has no counterpart of a type, for example of unions.
+        ValueRangeError: If a value doesn't fit the schema's type.
+        NullValueError: If the data contains a null that the schema doesn't allow.
+        MalformedFileError: If the file to append to is damaged other than by an incomplete last block, or Arrow data is
+            inconsistent.
+        MissingFileError: If the directory, or the file to append to, does not exist.
+        StorageError: If the disk is full, permission is missing, or a stream fails.
+        LimitError: If a row exceeds the maximum size of a block.
+        ImportError: If pyarrow or tqdm is required and not installed.
+        TypeError: If an argument has the wrong type.
+        ValueError: If arguments are out of range or exclude each other.
+
+    Example:
+        >>> import fastpipe
+        >>> reader = fastpipe.read_avro(
+        ...     "data/*.avro", columns=["user.id", "label"], batch_size=1024, shuffle=True, seed=7
+        ... )
+        >>> fastpipe.write_avro("shuffled.avro", reader).rows
+        6144
+    """
+    target = local(path, "path must be a path")
+    text = _schema_text(schema)
+    writing = AvroWriting(
+        codec=codec or "zstandard",
+        block_bytes=_number("block_bytes", block_bytes, 1, _MOST_BLOCK_BYTES),
+        level=None if level is None else _number("level", level, -(2**31), 2**31 - 1),
+        num_threads=_threads(num_threads),
+        sync=os.urandom(_SYNC_BYTES),
+        metadata=_entries(metadata),
+    )
+    if codec is not None and not isinstance(codec, str):
+        raise TypeError(f"codec must be the name of a codec; got {shown(codec)}")
+    given = _given(data)
+    appending, showing = flag("append", append), flag("progress", progress)
+    if appending:
+        if metadata is not None:
+            raise ValueError("metadata is part of the header, which append=True doesn't change: leave metadata out")
+        known, length = _appendable(target, codec)
+        writing, schema_there = writing._replace(codec=known.codec, sync=known.sync_marker), known.schema_json
+        place: Any = truncated_on_failure(target, length)
+    else:
+        schema_there, place = None, replacing(target)
+    with _bar(data, showing) as bar, place as temporary:
+        writer = AvroWriter(temporary or target, shown=target, schema=text, writing=writing, appending_to=schema_there)
+        try:
+            _write(writer, given, text is None and not appending, None if bar is None else bar.update)
+            rows, blocks, written = writer.finish()
+        finally:
+            writer.close()
+        if bar is not None:
+            bar.total = bar.n
+    return WrittenFile(rows, blocks, written)
+
+
+def copy_records(
+    path: str,
+    records: Reader,
+    schema: str,
+    metadata: Mapping[str, bytes],
+    *,
+    codec: str,
+    block_bytes: int,
+    progress: bool,
+) -> int:
+    """Writes encoded records with any schema, without decoding them.
+
+    Args:
+        path: The path of the file. An existing file is replaced.
+        records: A reader of encoded records, as `encoded_records` returns it.
+        schema: The schema of the records, which is written unchanged.
+        metadata: Additional entries of the header.
+        codec: The name of the codec, which compresses at its default level.
+        block_bytes: The size in bytes, before compression, at which a block is closed.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The number of records that were written.
+    """
+    with _bar(records, progress) as bar, replacing(path) as temporary:
+        sync = os.urandom(_SYNC_BYTES)
+        writing = AvroWriting(codec, None, block_bytes, _threads("auto"), sync, list(metadata.items()))
+        writer = AvroWriter(temporary, shown=path, schema=schema, writing=writing, encoded=True)
+        try:
+            for batch in arrow_streams(records).batches():
+                copied = writer.copy(batch)
+                if bar is not None:
+                    bar.update(copied)
+                del batch  # Releases it before the next batch is drawn.
+            rows, _, _ = writer.finish()
+        finally:
+            writer.close()
+        if bar is not None:
+            bar.total = bar.n
+    return rows
+
+
+def _write(writer: AvroWriter, given: Iterator[_Part], inferring: bool, told: Any) -> None:
+    known = not inferring
+    for data, required, declared in given:
+        if declared is not None:
+            writer.declare(declared, required)
+        else:
+            writer.write(data, required, told)
+        known = True
+        del data  # Releases it before the next item is drawn.
+    if not known:
+        raise ValueError("the data is empty, without even an empty batch to derive a schema from: pass schema=")
+
+
+# Arrow data; the columns (and fields of columns) without nulls; and, instead of data, an object with its schema.
+_Part: TypeAlias = tuple[Any, list[str], Any]
+
+
+def _given(data: Any) -> Iterator[_Part]:
+    """Returns an iterator over the data. Raises an error immediately if the data has the wrong type."""
+    if isinstance(data, Reader):
+        return _of_reader(data)
+    if isinstance(data, Mapping) or _is_arrow(data):
+        return _of_item(data, "data")
+    if isinstance(data, Iterable) and not isinstance(
+        data, (str, bytes, bytearray, memoryview, np.ndarray, os.PathLike)
+    ):
+        return _of_items(data)
+    kinds = "a batch, a Reader, Arrow data, or an iterable of these"
+    hint = ": collect() it first" if hasattr(data, "collect") else ""
+    raise TypeError(f"data must be {kinds}; got {shown(data)}{hint}")
+
+
+def _is_arrow(data: Any) -> bool:
+    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
+
+
+def _of_reader(reader: Reader) -> Iterator[_Part]:
+    required = [path for name, spec in reader.features.items() for path in _without_nulls(name, spec)]
+    yield None, required, reader
+    for batch in arrow_streams(reader).batches():
+        yield batch, required, None
+
+
+def _of_items(items: Iterable[Any]) -> Iterator[_Part]:
+    for number, item in enumerate(items):
+        yield from _of_item(item, f"item {number} of data")
+
+
+def _of_item(item: Any, what: str) -> Iterator[_Part]:
+    if isinstance(item, Mapping):
+        # Rows can't be counted in an empty record batch, which has no columns.
+        if not item:
+            raise ValueError(f"{what} is a batch without columns")
+        yield to_arrow(item), [name for name, form in item.items() if not _may_be_null(form)], None
+    elif isinstance(item, Reader):
+        yield from _of_reader(item)
+    elif (pa := imported("pyarrow")) is not None and isinstance(item, pa.RecordBatchReader):
+        # The batches may come from Python code. Through the C interface, its exceptions would turn into plain text.
+        yield None, [], item.schema
+        for batch in item:
+            yield batch, [], None
+    elif _is_arrow(item):
+        yield item, [], None
+    else:
+        raise TypeError(f"{what} must be a batch (dict from name to array) or Arrow data; got {shown(item)}")
+
+
+def _without_nulls(name: str, spec: Spec) -> list[str]:
+    """Returns the column of a feature if its Arrow data has no nulls, otherwise the column's fields without nulls."""
+    # Arrow data has nulls in place of NaT, and in place of NaN if NaN stands for null.
+    whole = not spec._nan_is_null and not spec.dtype.startswith(("datetime64", "timedelta64"))
+    if whole and spec.on_null != "mask":
+        return [name]
+    if not isinstance(spec, SparseSpec):
+        return []
+    # A mask marks the null rows of sparse features. Their values are never null.
+    return [f"{name}.indices{i}" for i in range(len(spec.shape))] + [f"{name}.values"] * whole
+
+
+def _may_be_null(form: Any) -> bool:
+    if isinstance(form, Masked):
+        return True
+    if isinstance(form, (Ragged, Sparse, SparseCSR)):
+        return _may_be_null(form.values)
+    return isinstance(form, np.ndarray) and form.dtype.kind in "mM"
+
+
+def _schema_text(schema: Any) -> str | None:
+    if schema is None or isinstance(schema, str):
+        return schema
+    if isinstance(schema, (Mapping, list)):
+        try:
+            return json.dumps(schema)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"schema can't be written as JSON: {error}") from error
+    raise TypeError(f"schema must be an Avro schema, as JSON or as a dict; got {shown(schema)}")
+
+
+def _number(name: str, value: Any, least: int, most: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer; got {shown(value)}") from None
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer; got {shown(value)}")
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be from {least} to {most}; got {number}")
+    return number
+
+
+def _threads(num_threads: Any) -> int:
+    if isinstance(num_threads, str) and num_threads == "auto":
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
+    if isinstance(num_threads, str):
+        raise ValueError(f'num_threads must be an integer or "auto"; got {num_threads!r}')
+    return _number("num_threads", num_threads, 1, 1024)
+
+
+def _entries(metadata: Any) -> list[tuple[str, bytes]]:
+    if metadata is None:
+        return []
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata must be a dict from key to str or bytes; got {shown(metadata)}")
+    entries = []
+    for key, value in metadata.items():
+        if not isinstance(key, str):
+            raise TypeError(f"a key of metadata must be a string; got {shown(key)}")
+        if key.startswith("avro."):
+            raise ValueError(f'metadata has the key {key!r}, but keys that begin with "avro." are reserved')
+        if not isinstance(value, (str, bytes)):
+            raise TypeError(f"metadata[{key!r}] must be str or bytes; got {shown(value)}")
+        entries.append((key, value.encode() if isinstance(value, str) else value))
+    return entries
+
+
+def _appendable(path: str, codec: str | None) -> tuple[ContainerFile, int]:
+    """Returns a file that has this codec, and the offset at which its complete blocks end."""
+    file = ContainerFile(path)
+    if codec is not None and codec != file.codec:
+        raise ValueError(f"the file's codec is {file.codec}, but codec is {codec!r}: leave codec out (file {path})")
+    length = file.whole_blocks_end()
+    if torn := file.size - length:
+        text = (
+            f"the file's last block is incomplete, as a killed writer leaves it: its {torn} bytes are cut off, and the "
+            f"new rows follow the {length} bytes before it (file {path})"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel())
+    return file, length
+
+
+def _bar(data: Any, showing: bool) -> Any:
+    if not showing:
+        return nullcontext()
+    total: int | None = None
+    if isinstance(data, Reader):
+        with suppress(TypeError):  # The reader may be endless.
+            total = len(data) * data.batch_size
+    elif not isinstance(data, Mapping):
+        rows = getattr(data, "num_rows", getattr(data, "height", None))
+        total = rows if isinstance(rows, int) else None
+    return progress_bar(total)

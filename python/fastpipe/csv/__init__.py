@@ -1,0 +1,8 @@
+"""CSV files: the reader and random samples."""
+
+from __future__ import annotations
+
+from fastpipe.csv._reading import CsvLocation, read_csv
+from fastpipe.csv._sampling import CsvSample, RowEstimate, sample_csv
+
+__all__ = ["CsvLocation", "CsvSample", "RowEstimate", "read_csv", "sample_csv"]

@@ -1,0 +1,8 @@
+"""Interactions of users and items: preparing them, and reading them with sampled negatives."""
+
+from __future__ import annotations
+
+from fastpipe.recsys._interactions import HeldOut, Interactions
+from fastpipe.recsys._reading import PointLocation, read_interactions
+
+__all__ = ["HeldOut", "Interactions", "PointLocation", "read_interactions"]

@@ -1,0 +1,254 @@
+"""Reads users, items and times in chunks from Avro files, Arrow tables and CSV files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._files._paths import Paths, expand
+from fastpipe._reader.reader import Reader
+from fastpipe.avro import infer_features, read_avro
+from fastpipe.batch import Masked
+from fastpipe.errors import (
+    FastpipeError,
+    InteractionsError,
+    MissingFileError,
+    SchemaError,
+    UnsupportedError,
+    in_file,
+)
+from fastpipe.recsys._files import unreadable
+from fastpipe.recsys._ids import Coded
+from fastpipe.specs import DenseSpec, Features
+
+_ROWS = 1 << 16
+_MOVIELENS = ["user", "item", "rating", "timestamp"]
+
+
+class Columns(NamedTuple):
+    """Names of columns. `timestamp` is None if there are no times."""
+
+    user: str
+    item: str
+    timestamp: str | None
+
+    @property
+    def wanted(self) -> list[str]:
+        """The names that are set."""
+        return [name for name in self if name is not None]
+
+
+class Chunk(NamedTuple):
+    """Some interactions: IDs in a form that `IdEncoder.add` accepts, and times, if they are known."""
+
+    users: Any
+    items: Any
+    times: np.ndarray | None
+
+
+def times_of(values: Any) -> np.ndarray:
+    """Returns times as an array `[n]` of numbers or datetime64.
+
+    Raises:
+        InteractionsError: If the times have another type, or a time is missing.
+    """
+    if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
+        raise InteractionsError("some timestamps are masked: drop these interactions, or pass no timestamps")
+    times = np.asarray(values)
+    if times.ndim != 1:
+        raise InteractionsError(f"timestamps must have one dimension; got shape {times.shape}")
+    if times.dtype.kind not in "iufM":
+        raise InteractionsError(f"timestamps must be numbers or datetime64; got {times.dtype}")
+    missing = np.isnat(times) if times.dtype.kind == "M" else np.isnan(times)
+    if missing.any():
+        raise InteractionsError(
+            f"timestamp number {int(missing.argmax())} is missing: drop such interactions, or pass no timestamps"
+        )
+    return times
+
+
+def from_avro(source: Paths, names: Columns) -> Iterator[Chunk]:
+    """Yields users, items and times from columns of Avro files."""
+    files = expand(source)
+    readers: Iterable[Reader]
+    try:
+        readers = [_reader(files, names)]
+    except SchemaError:
+        if len(files) == 1:
+            raise
+        # The files' schemas may differ in nullable values or enums, so each file gets its own reader. Invalid columns
+        # raise the error again.
+        readers = (_reader([file], names) for file in files)
+    for reader in readers:
+        for batch in reader:
+            users, items, *times = (_plain(name, batch[name], reader.symbols.get(name)) for name in names.wanted)
+            yield Chunk(users, items, times_of(times[0]) if times else None)
+
+
+def _reader(files: list[str], names: Columns) -> Reader:
+    ids = "ids: integers, strings, bytes or an enum"
+    features = Features({name: _scalar_spec(files, name, "id", ids) for name in (names.user, names.item)})
+    if names.timestamp is not None:
+        features[names.timestamp] = _scalar_spec(files, names.timestamp, "time", "times: numbers")
+    # IDs of a logical type (a date, a time or a UUID) are read as the number or text that is stored.
+    return read_avro(files, features=features, batch_size=_ROWS, logical_types=False)
+
+
+def _scalar_spec(files: list[str], name: str, word: str, wanted: str) -> DenseSpec:
+    """Returns the spec of a column with one value per record."""
+    try:
+        found = infer_features(files, [name], logical_types=False)
+    except UnsupportedError as error:
+        raise _no_column(error.path, name, wanted) from None
+    if any(other.startswith(f"{name}:") for other in found):
+        raise _no_column(files[0], name, wanted)
+    inferred = found.get(name)
+    if not isinstance(inferred, DenseSpec) or inferred.shape != ():
+        raise SchemaError(f"column {name!r} must have one {word} per record", feature=name)
+    return inferred
+
+
+def _no_column(path: str | None, name: str, what: str) -> UnsupportedError:
+    reason = f"column {name!r} must contain {what}: read it with read_avro, and pass arrays to from_arrays"
+    where = "" if path is None else f" (file {path})"
+    return UnsupportedError(f"{reason}{where}", path=path, feature=name, reason=reason)
+
+
+def _plain(name: str, values: Any, symbols: list[str] | None) -> Any:
+    """Returns the values of a column without nulls, in memory that isn't shared with the batch."""
+    if isinstance(values, Masked):
+        if not values.valid.all():
+            raise InteractionsError(f"a value of the column {name!r} is null: drop such records", feature=name)
+        values = values.values
+    if symbols is not None:
+        return Coded(values.astype(np.int64), list(symbols))
+    # A view would keep the memory of the whole batch alive.
+    return values.copy() if isinstance(values, np.ndarray) else values
+
+
+def from_arrow(source: Any, names: Columns) -> Iterator[Chunk]:
+    """Yields users, items and times from columns of an Arrow table or another stream of record batches."""
+    pa = require_pyarrow()
+    if not hasattr(source, "__arrow_c_stream__"):
+        raise TypeError(
+            f"from_arrow accepts a pyarrow.Table or another stream of Arrow data, not {type(source).__name__}"
+        )
+    batches = pa.RecordBatchReader.from_stream(source)
+    for name in names.wanted:
+        if batches.schema.get_field_index(name) < 0:
+            there = ", ".join(map(repr, batches.schema.names))
+            raise SchemaError(f"column {name!r} must exist exactly once; the columns are {there}", feature=name)
+    for batch in batches:
+        columns = [batch.column(batch.schema.get_field_index(name)) for name in names.wanted]
+        for name, column in zip(names.wanted, columns, strict=True):
+            if column.null_count:
+                raise InteractionsError(f"a value of the column {name!r} is null: drop such rows", feature=name)
+        users, items, *times = columns
+        yield Chunk(_arrow_ids(users), _arrow_ids(items), times_of(_arrow_numbers(times[0])) if times else None)
+
+
+def _arrow_ids(column: Any) -> Any:
+    types = require_pyarrow().types
+    kind = column.type
+    if types.is_dictionary(kind):
+        return Coded(column.indices.to_numpy(zero_copy_only=False).astype(np.int64), column.dictionary.to_pylist())
+    if types.is_integer(kind) or types.is_floating(kind):  # IdEncoder rejects floats with a helpful error.
+        return column.to_numpy(zero_copy_only=False)
+    if getattr(types, "is_string_view", types.is_string)(kind) or types.is_large_string(kind) or types.is_string(kind):
+        return _arrow_ids(column.cast(require_pyarrow().large_string()).dictionary_encode())
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return _arrow_ids(column.dictionary_encode())
+    raise InteractionsError(f"ids must be integers or strings, not Arrow's {kind}")
+
+
+def _arrow_numbers(column: Any) -> Any:
+    pa = require_pyarrow()
+    if pa.types.is_timestamp(column.type) or pa.types.is_date64(column.type):
+        column = column.cast(pa.int64())
+    elif pa.types.is_date32(column.type):
+        column = column.cast(pa.int32())
+    return column.to_numpy(zero_copy_only=False)
+
+
+def from_csv(source: Paths, names: Columns, delimiter: str, column_names: list[str] | None) -> Iterator[Chunk]:
+    """Yields users, items and times from columns of CSV files."""
+    require_pyarrow()
+    from pyarrow import csv
+
+    read = csv.ReadOptions(column_names=column_names)
+    parse = csv.ParseOptions(delimiter=delimiter)
+    convert = csv.ConvertOptions(include_columns=names.wanted)
+    for path in expand(source, (".csv",)):
+        _must_exist(path)
+        try:
+            with csv.open_csv(path, read_options=read, parse_options=parse) as opened:
+                _check_names(path, opened.schema.names, names)
+            table = csv.read_csv(path, read_options=read, parse_options=parse, convert_options=convert)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        except ValueError as error:  # pyarrow.ArrowInvalid
+            if isinstance(error, SchemaError):
+                raise
+            raise InteractionsError(f"{error} (file {path})", path=path, reason=str(error)) from None
+        yield from from_arrow(table, names)
+
+
+def _check_names(path: str, there: list[str], names: Columns) -> None:
+    """Checks that each requested column exists exactly once."""
+    for name in names.wanted:
+        if (count := there.count(name)) != 1:
+            found = "no column" if not count else f"{count} columns"
+            reason = (
+                f"there {'is' if count == 0 else 'are'} {found} {name!r}; there are {', '.join(map(repr, there))};"
+                " pass column_names= for files without a header"
+            )
+            raise in_file(SchemaError, path, reason, feature=name)
+
+
+def _unreadable(path: str, error: OSError) -> FastpipeError:
+    """Returns the error for a file that can't be read or decompressed."""
+    if error.errno is None:
+        return in_file(InteractionsError, path, f"it can't be decompressed: {error}")
+    return unreadable(path, error)
+
+
+def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
+    """Reads ratings in the formats of MovieLens (`u.data`, `ratings.dat`, `ratings.csv`) and RecBole (`.inter`)."""
+    pa = require_pyarrow()
+    from pyarrow import csv
+
+    path = os.fsdecode(path)
+    _must_exist(path)
+    try:
+        with open(path, "rb") as file:
+            first = file.readline()
+            rest = file.read()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if first.startswith(b"userId,movieId,"):
+        delimiter = ","
+    elif first.startswith(b"user_id:token\titem_id:token\t"):
+        delimiter = "\t"
+    else:  # The file has no header. Arrow doesn't support a delimiter of two characters.
+        delimiter, rest = "\t", (first + rest).replace(b"::", b"\t")
+    columns = Columns("user", "item", "timestamp")
+    try:
+        table = csv.read_csv(
+            pa.py_buffer(rest),
+            read_options=csv.ReadOptions(column_names=_MOVIELENS),
+            parse_options=csv.ParseOptions(delimiter=delimiter),
+            convert_options=csv.ConvertOptions(include_columns=columns.wanted),
+        )
+    except ValueError as error:  # pyarrow.ArrowInvalid
+        reason = f"the file doesn't contain MovieLens ratings (user, item, rating, timestamp): {error}"
+        raise in_file(InteractionsError, path, reason) from None
+    return from_arrow(table, columns)
+
+
+def _must_exist(path: str) -> None:
+    if not os.path.exists(path):
+        raise in_file(MissingFileError, path, "there is no such file")

@@ -1,1 +1,0 @@
-"""Sources of rows: one package or file for each."""

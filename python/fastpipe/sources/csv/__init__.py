@@ -1,8 +1,0 @@
-"""CSV files: the reader and random samples."""
-
-from __future__ import annotations
-
-from fastpipe.sources.csv._reading import CsvLocation, read_csv
-from fastpipe.sources.csv._sampling import CsvSample, RowEstimate, sample_csv
-
-__all__ = ["CsvLocation", "CsvSample", "RowEstimate", "read_csv", "sample_csv"]
