@@ -162,7 +162,7 @@ class Ordering:
         if seed is None and world > 1 and kind != "sequential":
             raise ValueError("set a seed: every rank must use the same seed, and a random one differs between ranks")
         if on_uneven not in ("drop", "pad", "allow"):
-            raise ValueError(f'on_uneven must be "drop", "pad" or "allow"; got {uneven!r}')
+            raise ValueError(f'on_uneven must be "drop", "pad" or "allow"; got {on_uneven!r}')
         return cls(
             shuffle=kind,
             shuffle_buffer=buffer,

@@ -35,7 +35,10 @@ from fastpipe.batch._form import (
     with_rows,
 )
 
-__all__ = ["Masked", "Ragged", "Sparse", "SparseCSR", "Strings"]
+__all__ = ["Batch", "Masked", "Ragged", "Sparse", "SparseCSR", "Strings"]
+
+Batch: TypeAlias = dict[str, Any]
+"""A batch: features by name, in the order of the reader's `features`. Each is an ndarray `[rows, ...]` or a form."""
 
 Node: TypeAlias = "np.ndarray | Ragged | Masked | Sparse | SparseCSR"
 

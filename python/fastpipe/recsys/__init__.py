@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from fastpipe.recsys._evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
 from fastpipe.recsys._interactions import HeldOut, Interactions
 from fastpipe.recsys._reading import PointLocation, read_interactions
 
-__all__ = ["HeldOut", "Interactions", "PointLocation", "read_interactions"]
+__all__ = [
+    "Candidates",
+    "HeldOut",
+    "Interactions",
+    "PointLocation",
+    "evaluation_candidates",
+    "hit_rate",
+    "ndcg",
+    "read_interactions",
+]

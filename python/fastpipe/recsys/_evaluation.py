@@ -13,8 +13,8 @@ from fastpipe._fastpipe import Positives
 from fastpipe._reader.ordering import within
 from fastpipe.batch._form import described
 from fastpipe.errors import InteractionsError
-from fastpipe.recsys import HeldOut, Interactions
 from fastpipe.recsys._csr import CSR
+from fastpipe.recsys._interactions import HeldOut, Interactions
 from fastpipe.recsys._reading import Sampling, check_unseen, weights_of
 
 _CELLS = 1 << 22

@@ -1,0 +1,31 @@
+"""Types for annotations: options of readers, batches, and what methods of readers return.
+
+Functions and methods of fastpipe create the objects; programs name the types in annotations and in `isinstance`.
+"""
+
+from __future__ import annotations
+
+from fastpipe._reader.growth import Growth
+from fastpipe._reader.options import Options
+from fastpipe._reader.partitions import Partition
+from fastpipe._reader.rebatch import Rebatcher
+from fastpipe._tables import RowLocation
+from fastpipe.avro import Location
+from fastpipe.batch import Batch
+from fastpipe.specs import Features
+from fastpipe.statistics import Description, FeatureStatistics
+from fastpipe.statistics._shuffle_report import ShuffleReport
+
+__all__ = [
+    "Batch",
+    "Description",
+    "FeatureStatistics",
+    "Features",
+    "Growth",
+    "Location",
+    "Options",
+    "Partition",
+    "Rebatcher",
+    "RowLocation",
+    "ShuffleReport",
+]

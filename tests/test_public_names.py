@@ -1,0 +1,90 @@
+"""The public surface: few names at the top, each other name in the module of its topic, and uniform arguments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+import fastpipe
+
+TOPICS = [
+    *("avro", "batch", "csv", "errors", "leases", "metrics", "recsys", "service", "sql", "typing", "units"),
+    *("cuda", "jax", "ray", "tf", "torch", "xgboost"),
+]
+MODULES = ["fastpipe", *(f"fastpipe.{topic}" for topic in TOPICS)]
+# Classes with the signatures of the classes that they replace: torch's DataLoader and tensorflow-io's dataset.
+AS_THEIRS = ("DataLoader.", "ATDSDataset.")
+# Arguments in a function's signature that have another name elsewhere, and that name.
+OTHERWISE = {
+    "ahead": "prefetch",
+    "depth": "prefetch",
+    "buckets": "num_buckets",
+    "ledger_url": "url",
+    "memory": "memory_limit",
+    "most": "limit, or max_*",
+    "negatives": "num_negatives",
+    "nulls": "on_null",
+    "partitions": "num_partitions",
+    "uneven": "on_uneven",
+    "unknown": "on_unknown",
+    "unsupported": "on_unsupported",
+}
+POLICY = re.compile(r"Literal\[[^]]*[\"'](error|drop|warn|ignore|skip)[\"']")
+
+
+def functions(theirs: bool = False) -> dict[str, Any]:
+    """Returns public functions and methods by name, by default without those of classes that mimic others."""
+    found: dict[str, Any] = {}
+    for module in MODULES:
+        for name in importlib.import_module(module).__all__:
+            value = getattr(importlib.import_module(module), name)
+            members = {"": value}
+            if inspect.isclass(value):
+                public = ((key, member) for key, member in vars(value).items() if key == "__init__" or key[0] != "_")
+                members = {f".{key}": getattr(member, "__func__", member) for key, member in public}
+            found |= {f"{module}.{name}{key}": member for key, member in members.items() if inspect.isfunction(member)}
+    assert len(found) > 150, "the walk found too little"
+    return {name: function for name, function in found.items() if theirs or not any(a in name for a in AS_THEIRS)}
+
+
+def test_the_top_level_has_few_names() -> None:
+    assert len(fastpipe.__all__) <= 34
+
+
+def test_public_names_exist_once() -> None:
+    for module in MODULES:
+        names = importlib.import_module(module).__all__
+        assert sorted(set(names)) == sorted(names)
+        assert not [name for name in names if name.startswith("_") and name != "__version__"]
+        assert all(hasattr(importlib.import_module(module), name) for name in names)
+
+
+def test_arguments_are_named_alike() -> None:
+    wrong = []
+    for name, function in functions().items():
+        for argument in inspect.signature(function).parameters.values():
+            annotation = str(argument.annotation)
+            # A name for a type.
+            annotation += str(function.__globals__.get(annotation, ""))
+            if argument.name in OTHERWISE:
+                wrong.append(f"{name}: call {argument.name!r} {OTHERWISE[argument.name]!r}")
+            if "SupportsIndex" in annotation:
+                wrong.append(f"{name}: say int for {argument.name!r}")
+            if POLICY.search(annotation) and not argument.name.startswith("on_"):
+                wrong.append(f"{name}: the policy {argument.name!r} must begin with on_")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_functions_have_documentation_and_types() -> None:
+    wrong = []
+    for name, function in functions(theirs=True).items():
+        signature = inspect.signature(function)
+        arguments = [argument for argument in signature.parameters.values() if argument.name not in ("self", "cls")]
+        if not (function.__doc__ or name.endswith(".__init__")):
+            wrong.append(f"{name} has no docstring")
+        wrong += [f"{name}: {each.name} has no type" for each in arguments if each.annotation is each.empty]
+        if signature.return_annotation is inspect.Signature.empty:
+            wrong.append(f"{name} has no type of its result")
+    assert not wrong, "\n".join(wrong)
