@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PATCH = Path(__file__).with_name("toy_source") / "rust.patch"
 
-# Maximum number of lines added to existing files: members and dependencies of the workspace, and one line or one class
-# in each of the bindings and stubs.
+# Maximum number of lines added to existing files: members and dependencies of the workspace, one line or one class in each
+# of the bindings and stubs, and a line that says what may import the source.
 LISTS = {
     "Cargo.toml": 2,
     "rust/fastpipe-python/Cargo.toml": 1,
@@ -27,12 +27,13 @@ LISTS = {
     "rust/fastpipe-python/src/sources/mod.rs": 1,
     "python/fastpipe/_fastpipe.pyi": 5,
     "python/fastpipe/__init__.pyi": 1,
+    "pyproject.toml": 1,
 }
 OWN = {
     "rust/fastpipe-toy/Cargo.toml",
     "rust/fastpipe-toy/src/lib.rs",
     "rust/fastpipe-python/src/sources/toy.rs",
-    "python/fastpipe/sources/toy.py",
+    "python/fastpipe/toy.py",
 }
 
 PROGRAM = """
