@@ -33,15 +33,6 @@ from torch import nn
 
 import fastpipe.torch
 
-try:
-    from tqdm.auto import tqdm
-except ImportError:
-
-    def tqdm(steps: Iterable[Any], **_: Any) -> Iterable[Any]:
-        """Returns the steps without a progress bar."""
-        return steps
-
-
 LOADERS = {"fastpipe": fastpipe.torch.DataLoader, "torch": torch.utils.data.DataLoader}
 SEED = 7
 ANGLE, SHIFT, SMOOTH, NOISE = 25.0, 0.5, 0.08, 0.1
@@ -52,6 +43,15 @@ ANGLE, SHIFT, SMOOTH, NOISE = 25.0, 0.5, 0.08, 0.1
 * `SMOOTH`: Smoothing width of the displacement as a fraction of the image size.
 * `NOISE`: Standard deviation of the pixel noise. Pixels range from 0 to 1.
 """
+
+
+def progress(steps: Iterable[Any], name: str, leave: bool = True) -> Iterable[Any]:
+    """Returns the steps with a progress bar if tqdm is installed."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return steps
+    return tqdm(steps, desc=name, leave=leave)
 
 
 class Digits(torch.utils.data.Dataset[Any]):
@@ -110,8 +110,8 @@ class Net(nn.Sequential):
 
 def data(arguments: argparse.Namespace) -> tuple[Digits, Digits]:
     """Returns augmented training digits, and every fifth digit without augmentation for testing."""
-    digits = load_digits()
-    images, labels = digits.images[: arguments.images], digits.target[: arguments.images]
+    pixels, labels = map(np.asarray, load_digits(return_X_y=True))
+    images, labels = pixels.reshape(-1, 8, 8)[: arguments.images], labels[: arguments.images]
     held_out = np.arange(len(images)) % 5 == 0
     return (
         Digits(images[~held_out], labels[~held_out], arguments.size, augmented=True),
@@ -145,7 +145,7 @@ def train(arguments: argparse.Namespace) -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     for epoch in range(1, arguments.epochs + 1):
         begin, losses = time.perf_counter(), []
-        for batch, wanted in tqdm(loader, desc=f"epoch {epoch}", leave=False):
+        for batch, wanted in progress(loader, f"epoch {epoch}", leave=False):
             loss = nn.functional.cross_entropy(net(batch), wanted)
             optimizer.zero_grad()
             loss.backward()
@@ -204,7 +204,7 @@ def memory(arguments: argparse.Namespace) -> None:
     """Samples and plots the memory of all processes over time for both loaders."""
     numbers = [number for number in (1, 2, 4, 8, 16) if number <= arguments.most_workers]
     curves: dict[str, dict[int, list[tuple[float, float]]]] = {name: {} for name in LOADERS}
-    for name, number in tqdm([(name, number) for name in LOADERS for number in numbers], desc="runs"):
+    for name, number in progress([(name, number) for name in LOADERS for number in numbers], "runs"):
         given = {"--loader": name, "--workers": number, "--size": arguments.size, "--images": arguments.images}
         given |= {"--batch-size": arguments.batch_size, "--epochs": arguments.epochs}
         words = [str(word) for pair in given.items() if pair[1] is not None for word in pair]

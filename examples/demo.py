@@ -43,7 +43,7 @@ def write_digits(train: Path, test: Path, rows: int) -> None:
         {"name": "label", "type": "int", "doc": "the digit"},
     ]
     schema = fastavro.parse_schema({"type": "record", "name": "Digit", "fields": fields})
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = map(np.asarray, load_digits(return_X_y=True))
     rng = np.random.default_rng(SEED)
     order = rng.permutation(len(pixels))
     unseen, seen = order[:TEST_ROWS], order[TEST_ROWS:]  # Copies of test images would give the answers away.

@@ -178,7 +178,7 @@ def agree(histories: dict[str, list[list[dict[str, Any]]]]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder for the data, the metrics, and the plot")
     parser.add_argument("--epochs", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="seed of the model and the negatives; default: %(default)s")

@@ -206,7 +206,7 @@ def draw(losses: list[float], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder for the data, the checkpoints, and the plot")
     parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="interval in steps; default: %(default)s")
