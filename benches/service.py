@@ -198,8 +198,8 @@ def shared(bench: Bench) -> None:
     for kind, rows in SHARED_ROWS.items():
         path, _ = generate.generate(kind, rows // (10 if bench.quick else 1))
         local = fastpipe.read_avro(path, batch_size=1024, num_threads=1)
-        with fastpipe.service.LocalService(local) as remote:
-            turns = take_turns({"local": partial(drain, local), "shared": partial(drain, remote)}, bench.rounds)
+        with fastpipe.service.LocalService(local) as service:
+            turns = take_turns({"local": partial(drain, local), "shared": partial(drain, service.reader)}, bench.rounds)
         assert {*turns.values("local", "result"), *turns.values("shared", "result")} == {len(local)}
         ratio = turns.ratio("local", "shared")
         met = bench.target(f"({kind}) shared over local", ratio.median, least=0.9)

@@ -119,10 +119,9 @@ def reading(path: Path, epochs: int, *, service: bool) -> Iterator[fastpipe.Read
     if not service:
         yield reader
         return
-    local = fastpipe.service.LocalService(reader)
-    with local as remote:
+    with fastpipe.service.LocalService(reader) as local:
         print(f"batches come from {local}")
-        yield remote
+        yield local.reader
 
 
 def train(folder: Path, *, epochs: int, every: int, stop_after: int | None, service: bool) -> None:

@@ -69,7 +69,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 def test_every_form_of_batch(data: Data, features: dict[str, Any]) -> None:
     pa = pytest.importorskip("pyarrow")
     options = {"features": features, **order_of(True)}
-    with fastpipe.service.LocalService(data.read(**options)) as remote:
+    with fastpipe.service.LocalService(data.read(**options)) as service:
+        remote = service.reader
         local = data.read(**options)
         kept = list(remote)
         assert len(kept) == 9
@@ -86,10 +87,10 @@ def test_every_form_of_batch(data: Data, features: dict[str, Any]) -> None:
 def test_ranks_of_every_form(data: Data, on_uneven: str) -> None:
     options = {**order_of(True), "on_uneven": on_uneven, "world_size": 2}
     with (
-        fastpipe.service.LocalService(data.read(**options, rank=0)) as first,
-        fastpipe.service.LocalService(data.read(**options, rank=0), rank=1, world_size=2) as second,
+        fastpipe.service.LocalService(data.read(**options, rank=0)) as one,
+        fastpipe.service.LocalService(data.read(**options, rank=0), rank=1, world_size=2) as other,
     ):
-        for rank, remote in enumerate((first, second)):
+        for rank, remote in enumerate((one.reader, other.reader)):
             local = data.read(**options, rank=rank)
             assert ("valid" in local.batch_at(0)) == (on_uneven == "pad")
             assert digests(remote) == digests(local)
@@ -100,7 +101,8 @@ def test_ranks_of_every_form(data: Data, on_uneven: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 63, 64])
 def test_few_rows(rows: int) -> None:
-    with fastpipe.service.LocalService(read(rows)) as remote:
+    with fastpipe.service.LocalService(read(rows)) as service:
+        remote = service.reader
         assert ids(remote) == ids(read(rows))
 
 
@@ -111,7 +113,8 @@ def test_empty_and_large_batches() -> None:
     empty = fastpipe.from_arrays({"id": np.arange(5), **arrays}, batch_size=1)
     large = fastpipe.from_arrow(pa.table({"text": ["x" * (3 << 20), "", "y"]}), batch_size=1)
     for reader in (empty, large):
-        with fastpipe.service.LocalService(reader) as remote:
+        with fastpipe.service.LocalService(reader) as service:
+            remote = service.reader
             check_states(reader, remote)
 
 
@@ -125,7 +128,8 @@ def mapped_at(address: int) -> str:
 
 
 def test_arrays_are_in_shared_memory() -> None:
-    with fastpipe.service.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as service:
+        remote = service.reader
         batch = next(iter(remote))
         address = batch["x"].__array_interface__["data"][0]
         # Other mappings at the same time may hide a line, or show it twice.
@@ -138,7 +142,8 @@ def test_arrays_are_in_shared_memory() -> None:
 
 def test_several_passes_at_once() -> None:
     found: list[list[list[int]]] = []
-    with fastpipe.service.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as service:
+        remote = service.reader
         others = [pickle.loads(pickle.dumps(remote)) for _ in range(3)]
         together(threading.Thread(target=lambda of=of: found.append(ids(of))) for of in others)
     assert found == [ids(read())] * 3
@@ -168,7 +173,8 @@ def test_errors_of_data_have_the_local_place(tmp_path: Path) -> None:
 
     expected = ended(reader)
     reader.set_epoch(0)
-    with fastpipe.service.LocalService(reader) as remote:
+    with fastpipe.service.LocalService(reader) as service:
+        remote = service.reader
         assert ended(remote) == expected
 
 
@@ -181,7 +187,11 @@ def test_wrong_arguments_and_closed_services() -> None:
         fastpipe.service.LocalService(read(), timeout=0)
     service = fastpipe.service.LocalService(read(MANY), prefetch=2)
     assert "not started" in repr(service)
-    remote = service.start()
+    with pytest.raises(fastpipe.errors.ServiceError, match="wasn't started; use `with`"):
+        service.reader  # noqa: B018
+    assert service.start() is service
+    remote = service.reader
+    assert service.reader is remote
     with pytest.raises(fastpipe.errors.ServiceError, match="make another"):
         service.start()
     passing = iter(remote)
@@ -194,12 +204,15 @@ def test_wrong_arguments_and_closed_services() -> None:
         list(passing)
     with pytest.raises(fastpipe.errors.ServiceError, match="closed"):
         next(iter(remote))
+    with pytest.raises(fastpipe.errors.ServiceError, match="is closed; make another one"):
+        service.reader  # noqa: B018
 
 
 @pytest.mark.parametrize("fallback", [False, True])
 def test_a_server_that_is_killed(fallback: bool) -> None:
     service = fastpipe.service.LocalService(read(MANY), fallback=fallback, prefetch=2, timeout=LONG)
-    with service as remote:
+    with service:
+        remote = service.reader
         batches = iter(remote)
         found = ids([next(batches) for _ in range(5)])
         server_of(service).kill()
@@ -223,7 +236,8 @@ def test_a_server_that_is_killed(fallback: bool) -> None:
 def test_a_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     connect_patiently(monkeypatch)
     service = fastpipe.service.LocalService(read(MANY), timeout=1.0, prefetch=2)
-    with service as remote:
+    with service:
+        remote = service.reader
         batches = iter(remote)
         next(batches)
         server_of(service).suspend()
@@ -266,7 +280,8 @@ def test_the_error_of_a_reader_that_cannot_be_pickled_says_why(monkeypatch: pyte
 
 def test_closed_passes_keep_no_memory() -> None:
     service = fastpipe.service.LocalService(read(200_000, batch_size=4096))
-    with service as remote:
+    with service:
+        remote = service.reader
         server = server_of(service)
         memory = next(file for file in Path(f"/proc/{server.pid}/fd").iterdir() if "memfd" in os.readlink(file))
 
@@ -307,7 +322,8 @@ def test_passes_that_end_in_errors_keep_no_memory(tmp_path: Path, fallback: bool
     before = mapped()
     for _ in range(5):
         service = fastpipe.service.LocalService(reader, fallback=fallback)
-        with service as remote:
+        with service:
+            remote = service.reader
             assert mapped() > before
             if fallback:
                 server_of(service).kill()
@@ -320,7 +336,8 @@ def test_passes_that_end_in_errors_keep_no_memory(tmp_path: Path, fallback: bool
 
 
 def test_nothing_is_left() -> None:
-    with fastpipe.service.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as service:
+        remote = service.reader
         list(remote)
     # The reader keeps a thread.
     del remote
@@ -328,7 +345,8 @@ def test_nothing_is_left() -> None:
     assert wait_until(lambda: "fastpipe-watch" not in names(), SOON)
     before, threads = descriptors(), names()
     service = fastpipe.service.LocalService(read())
-    with service as remote:
+    with service:
+        remote = service.reader
         server = server_of(service)
         list(remote)
         assert server.is_running()
@@ -366,7 +384,7 @@ def program(folder: Path, text: str) -> Iterator[tuple[subprocess.Popen[str], st
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_program_that_is_killed_leaves_no_server(tmp_path: Path, stopped: bool) -> None:
-    text = READ + "next(iter(service.start()))\nprint(service, flush=True)\ntime.sleep(100)"
+    text = READ + "next(iter(service.start().reader))\nprint(service, flush=True)\ntime.sleep(100)"
     with program(tmp_path, text) as (process, printed):
         server = server_of(printed)
         if stopped:
@@ -385,7 +403,7 @@ class Numbers:
 if __name__ == "__main__":
     service = fastpipe.service.LocalService(fastpipe.read_units(Numbers(), batch_size=2))
 """
-PRINT = "    with service as remote: print(sum(len(batch['id']) for batch in remote))"
+PRINT = "    with service: print(sum(len(batch['id']) for batch in service.reader))"
 
 
 def test_programs_with_and_without_a_guard(tmp_path: Path) -> None:
@@ -396,7 +414,7 @@ def test_programs_with_and_without_a_guard(tmp_path: Path) -> None:
 
 def test_ctrl_c_interrupts_only_the_program(tmp_path: Path) -> None:
     text = READ + (
-        "remote = service.start()\n"
+        "remote = service.start().reader\n"
         "try:\n    print(service, flush=True)\n    while True: list(remote); remote.set_epoch(0)\n"
         "except KeyboardInterrupt:\n    print(len(next(iter(remote))['id']))\n"
     )
@@ -410,7 +428,8 @@ def test_ctrl_c_interrupts_only_the_program(tmp_path: Path) -> None:
 
 @apart
 def test_a_forked_child_reads_from_it() -> None:
-    with fastpipe.service.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as service:
+        remote = service.reader
         first = ids([next(iter(remote))])
         remote.set_epoch(0)
         child = os.fork()
@@ -429,7 +448,8 @@ def test_another_process_cannot_use_its_readers() -> None:
         except fastpipe.errors.ServiceError as error:
             print(error)
     """
-    with fastpipe.service.LocalService(read()) as remote:
+    with fastpipe.service.LocalService(read()) as service:
+        remote = service.reader
         (printed,) = outputs(run(script, pickle.dumps(remote).hex()))
     assert "another process's" in printed
 
@@ -446,8 +466,8 @@ LIMITED = """
         allowed += psutil.Process().memory_info().vms
     resource.setrlimit(kind, (allowed, resource.RLIM_INFINITY))
     try:
-        with fastpipe.service.LocalService(reader, timeout=60) as remote:
-            assert sum(len(batch["id"]) for batch in remote) == 200_000
+        with fastpipe.service.LocalService(reader, timeout=60) as service:
+            assert sum(len(batch["id"]) for batch in service.reader) == 200_000
         print("read")
     except (MemoryError, fastpipe.errors.ServiceError):
         print("refused")

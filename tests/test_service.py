@@ -42,9 +42,15 @@ def by_server(reader: fastpipe.Reader) -> Iterator[fastpipe.Reader]:
         yield fastpipe.connect(server.url)
 
 
+@contextmanager
+def by_local_service(reader: fastpipe.Reader) -> Iterator[fastpipe.Reader]:
+    with fastpipe.service.LocalService(reader) as service:
+        yield service.reader
+
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 connected = pytest.mark.parametrize(
-    "connected", [by_server, pytest.param(fastpipe.service.LocalService, marks=linux)], ids=["server", "local"]
+    "connected", [by_server, pytest.param(by_local_service, marks=linux)], ids=["server", "local"]
 )
 
 
@@ -151,7 +157,7 @@ def test_epochs_are_those_of_the_served_reader_unless_others_are_requested(
     with read(epochs=own).serve() as server, ExitStack() as stack:
         remote = fastpipe.connect(server.url, seed=9, **asked)
         if local:
-            remote = stack.enter_context(fastpipe.service.LocalService(read(epochs=own), seed=9, **asked))
+            remote = stack.enter_context(fastpipe.service.LocalService(read(epochs=own), seed=9, **asked)).reader
         expected = ids(itertools.islice(read(**{"epochs": own, "seed": 9} | asked), 300))
         assert ids(itertools.islice(remote, 300)) == expected
         assert len(expected) == min(300, 79 * (asked.get("epochs", own) or 300))

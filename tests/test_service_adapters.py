@@ -202,7 +202,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="processes share memo
 @linux
 @apart
 def test_forked_workers_of_a_loader_read_from_a_local_service() -> None:
-    with fastpipe.service.LocalService(rows_of(500, batch_size=10)) as remote:
+    with fastpipe.service.LocalService(rows_of(500, batch_size=10)) as service:
+        remote = service.reader
         assert in_forked_workers(remote) == sorted(ids(rows_of(500, batch_size=10)))
 
 

@@ -116,7 +116,7 @@ def test_the_fallback_reads_what_servers_cannot(error: Exception) -> None:
 @unreadable
 def test_a_local_service_raises_what_its_reader_raises(error: Exception) -> None:
     with (
-        fastpipe.service.LocalService(reader(error), timeout=LONG) as remote,
+        fastpipe.service.LocalService(reader(error), timeout=LONG) as service,
         pytest.raises(type(error), match=r"data\.bin"),
     ):
-        list(remote)
+        list(service.reader)

@@ -125,8 +125,6 @@ def test_a_remote_reader_without_a_seed_is_refused(url: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 def test_a_worker_on_a_local_service(url: str) -> None:
-    with (
-        fastpipe.service.LocalService(read(), prefetch=2) as remote,
-        remote.lease(url, worker="one", stretch=7) as worker,
-    ):
+    local = fastpipe.service.LocalService(read(), prefetch=2)
+    with local, local.reader.lease(url, worker="one", stretch=7) as worker:
         assert dict(used(worker)) == expected(read())

@@ -12,7 +12,7 @@ import sys
 import threading
 from multiprocessing import spawn
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._fastpipe import SharedArena
@@ -158,7 +158,7 @@ class LocalService:
 
     Args:
         reader: Reader to run in the other process.
-        rank: Rank of the returned reader, 0 to `world_size` - 1. Pass it together with `world_size`.
+        rank: Rank of the service's `reader`, 0 to `world_size` - 1. Pass it together with `world_size`.
         world_size: Number of ranks. Defaults to the rank and world size of `reader`.
         seed: Seed of the shuffle, 0 to 2^64 - 1. Defaults to the seed of `reader`.
         epochs: Number of epochs in a pass; None for endless passes. Defaults to `"served"`, the number of `reader`.
@@ -178,8 +178,8 @@ class LocalService:
     Example:
         >>> import fastpipe
         >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
-        >>> with fastpipe.service.LocalService(reader) as remote:
-        ...     sum(len(batch["label"]) for batch in remote)
+        >>> with fastpipe.service.LocalService(reader) as service:
+        ...     sum(len(batch["label"]) for batch in service.reader)
         6144
     """
 
@@ -208,15 +208,16 @@ class LocalService:
         self._timeout = check_timeout(timeout)
         # Raises an error for a reader that can't be served before a process starts.
         Served("default", reader)
-        self._reader, self._fallback = reader, fallback
+        self._served, self._fallback = reader, fallback
         self._process: LocalProcess | None = None
+        self._remote: Reader | None = None
         self._closed = False
 
-    def start(self) -> Reader:
-        """Starts the server's process.
+    def start(self) -> Self:
+        """Starts the server's process. `with` does so, too.
 
         Returns:
-            The reader of its batches.
+            This service, whose `reader` now yields batches.
 
         Raises:
             ServiceError: If the service was already started, or doesn't start in time.
@@ -225,20 +226,35 @@ class LocalService:
         """
         if self._process is not None or self._closed:
             raise ServiceError("the local service was already started; make another one")
-        process = self._process = LocalProcess(self._reader, self._timeout)
+        process = self._process = LocalProcess(self._served, self._timeout)
         try:
-            return process.reader(self._asked, self._running, self._timeout, self._reader if self._fallback else None)
+            fallback = self._served if self._fallback else None
+            self._remote = process.reader(self._asked, self._running, self._timeout, fallback)
         except BaseException:
             self.close()
             raise
+        return self
+
+    @property
+    def reader(self) -> Reader:
+        """The reader of the batches that the other process prepares, always the same object.
+
+        Raises:
+            ServiceError: If the service wasn't started or is closed.
+        """
+        if self._remote is None:
+            state = "is closed; make another one" if self._closed else "wasn't started; use `with` or start()"
+            raise ServiceError(f"the local service {state}")
+        return self._remote
 
     def close(self) -> None:
         """Ends the server's process. Batches that were already delivered stay valid. Closing twice has no effect."""
         self._closed = True
+        self._remote = None
         if self._process is not None:
             self._process.close()
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
@@ -254,4 +270,4 @@ class LocalService:
     def __repr__(self) -> str:
         process = self._process
         state = "closed" if self._closed else "not started" if process is None else f"pid {process.pid}"
-        return f"<fastpipe.service.LocalService of {self._reader!r}: {state}>"
+        return f"<fastpipe.service.LocalService of {self._served!r}: {state}>"
