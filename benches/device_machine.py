@@ -72,7 +72,7 @@ class Machine:
         import fastpipe.cuda
 
         if not self.dry_run:
-            return fastpipe.cuda.prefetch(reader, self.device, **options)
+            return fastpipe.cuda.iterator(reader, self.device, **options)
         return fastpipe.cuda.Prefetcher(reader, [self.engine()], 2, several=False)
 
     def synchronize(self) -> None:

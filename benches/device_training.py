@@ -127,10 +127,10 @@ def train_torch(device: Machine) -> Figures:
 
     pinned: dict[str, Any] = {"batch_size": None, "pin_memory": not device.dry_run}
     feeds: dict[str, Callable[[], Iterable[Any]]] = {
-        "fastpipe.cuda.prefetch": lambda: device.prefetch(reader()),
-        "fastpipe.torch.IterableDataset": lambda: on_device(fastpipe.torch.IterableDataset(reader())),
-        "IterableDataset in torch's DataLoader, pinned": lambda: on_device(
-            DataLoader(fastpipe.torch.IterableDataset(reader()), **pinned)
+        "fastpipe.cuda.iterator": lambda: device.prefetch(reader()),
+        "fastpipe.torch.dataset": lambda: on_device(fastpipe.torch.dataset(reader())),
+        "fastpipe.torch.dataset in torch's DataLoader, pinned": lambda: on_device(
+            DataLoader(fastpipe.torch.dataset(reader()), **pinned)
         ),
     }
     for name, feed in feeds.items():

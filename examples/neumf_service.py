@@ -133,7 +133,7 @@ class Streamed:
     def __init__(self, url: str) -> None:
         import fastpipe.torch
 
-        self._batches = fastpipe.torch.IterableDataset(fastpipe.connect(url))
+        self._batches = fastpipe.torch.dataset(fastpipe.connect(url))
         self._candidates = fastpipe.connect(url, "candidates")
         self._asked: Iterator[dict[str, Any]] | None = None
         self.first_step = 0.0

@@ -139,7 +139,7 @@ def learn(reader: fastpipe.Reader, folder: Path, rank: int, world: int, *, every
     torch.manual_seed(7)
     model: nn.Module = Recommender()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    data = fastpipe.torch.IterableDataset(reader, sparse="bag")
+    data = fastpipe.torch.dataset(reader, sparse="bag")
     losses: list[float] = []
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():

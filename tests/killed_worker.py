@@ -21,7 +21,7 @@ def kill_self() -> None:
 
 
 class EndsInMap:
-    """A `map` for `fastpipe.torch.IterableDataset` in which a worker kills itself on request.
+    """A `map` for `fastpipe.torch.dataset` in which a worker kills itself on request.
 
     The worker waits for the request. Receive its earlier batches first: a partially sent batch would also block the
     program. Supports forked workers only.

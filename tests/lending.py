@@ -86,7 +86,7 @@ def same(paths: list[str], cases: list[tuple[str, str, dict[str, str]]]) -> Any:
 
 
 def _same(paths: list[str], method: str, kind: str, forms: dict[str, str]) -> Any:
-    data = adapter.IterableDataset(reader(paths), map=doubled, **forms)
+    data = adapter.dataset(reader(paths), map=doubled, **forms)
     found, lent, others = [], set(), set()
     for batch in loader_of(data, 2, method, kind):
         found.append(told(batch))
@@ -94,14 +94,14 @@ def _same(paths: list[str], method: str, kind: str, forms: dict[str, str]) -> An
             for tensor in tensors(part):
                 if tensor.numel():
                     (lent if is_lent(tensor) else others).add(name)
-    whole = [told(batch) for batch in adapter.IterableDataset(reader(paths), map=doubled, **forms)]
+    whole = [told(batch) for batch in adapter.dataset(reader(paths), map=doubled, **forms)]
     alike = sorted(map(json.dumps, found)) == sorted(map(json.dumps, whole))
     return {"alike": alike, "batches": len(found), "lent": sorted(lent), "others": sorted(others)}
 
 
 def kept(paths: list[str]) -> Any:
     """Keeps all batches until their worker has exited."""
-    batches = list(loader_of(adapter.IterableDataset(reader(paths)), 2, "fork", "torch"))
+    batches = list(loader_of(adapter.dataset(reader(paths)), 2, "fork", "torch"))
     ids = sorted(id for batch in batches for id in batch["id"].tolist())
     alike = all(
         batch["vector"].tolist() == [[id * 0.5, -float(id), 1.0] for id in batch["id"].tolist()] for batch in batches
@@ -114,7 +114,7 @@ def kept(paths: list[str]) -> Any:
 
 def reused(paths: list[str]) -> Any:
     """Returns the resident kilobytes of a worker's shared memory in each of ten passes, up to the highest so far."""
-    data = adapter.IterableDataset(reader(paths, epochs=10, batch_size=100))
+    data = adapter.dataset(reader(paths, epochs=10, batch_size=100))
     held = []
     for batch in loader_of(data, 1, "fork", "torch"):
         assert is_lent(batch["vector"])
@@ -132,7 +132,7 @@ def _resident(stretch: range) -> int:
 
 def collated(paths: list[str]) -> Any:
     """Reads with a custom collate function, which gets NumPy batches and disables sharing."""
-    data = adapter.IterableDataset(reader(paths))
+    data = adapter.dataset(reader(paths))
     loader = DataLoader(data, batch_size=None, num_workers=1, collate_fn=dict, multiprocessing_context="fork")
     batches = list(loader)
     return {
@@ -144,7 +144,7 @@ def collated(paths: list[str]) -> Any:
 def killed(paths: list[str]) -> Any:
     """Checks that batches survive a killed worker."""
     ends = EndsInMap(worker=0, batch=1)
-    data = adapter.IterableDataset(reader(paths, epochs=50), map=ends)
+    data = adapter.dataset(reader(paths, epochs=50), map=ends)
     batches = iter(loader_of(data, 1, "fork", "torch"))
     first = next(batches)
     ids = first["id"].tolist()

@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 7, "shuffle_buffer": 21, "shuffle": Tru
 
 
 def dataset(paths: list[str], **more: Any) -> adapter.IterableDataset:
-    return adapter.IterableDataset(fastpipe.read_avro(paths, **OPTIONS | more))
+    return adapter.dataset(fastpipe.read_avro(paths, **OPTIONS | more))
 
 
 def ids(batch: Any) -> Any:
@@ -183,7 +183,7 @@ def warned(paths: list[str], folder: str) -> Any:
                 file.write(f"{message}\n")
 
         warnings.showwarning = note
-        data = adapter.IterableDataset(fastpipe.read_avro(paths, **OPTIONS), **more)
+        data = adapter.dataset(fastpipe.read_avro(paths, **OPTIONS), **more)
         loader = DataLoader(data, batch_size=None, multiprocessing_context="fork" if options else None, **options)
         for _ in range(2):
             ids_by_batch(loader)
@@ -240,7 +240,7 @@ def stateful(paths: list[str], workers: int, steps: list[int], shuffle: bool | s
 def ended(paths: list[str], how: str) -> Any:
     """Ends a loop with workers in the given way."""
     ends = EndsInMap(worker=0, batch=1)
-    data = adapter.IterableDataset(
+    data = adapter.dataset(
         fastpipe.read_avro(paths, **OPTIONS, epochs=None), map=ends if how == "worker killed" else None
     )
     batches = iter(DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"))

@@ -54,7 +54,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def prefetch(
     reader: fastpipe.Reader, device: Any = "cuda:0", depth: int = 2, **options: Any
 ) -> fastpipe.cuda.Prefetcher:
-    return fastpipe.cuda.prefetch(reader, device, depth, **options)
+    return fastpipe.cuda.iterator(reader, device, prefetch=depth, **options)
 
 
 def parts(node: Any) -> Iterator[torch.Tensor]:
@@ -130,6 +130,7 @@ def test_memory_is_not_reused_too_early(large: Data, shuffle: Any, depth: int) -
     options = {"shuffle": shuffle, "batch_size": 500, "seed": 2, "num_threads": 2, "prefetch": 1}
     expected = [fastpipe.torch.tensors(batch) for batch in large.read(**options)]
     batches = prefetch(large.read(**options), depth=depth)
+    assert isinstance(batches, fastpipe.cuda.Prefetcher)
     for _ in range(2):
         batches.set_epoch(0)
         for found, wanted in zip(batches, expected, strict=True):
@@ -419,10 +420,10 @@ def test_invalid_devices(data: Data) -> None:
         prefetch(reader, framework="jax")
     with pytest.raises(ValueError, match="require PyTorch"):
         prefetch(reader, framework="cupy", sparse="bag")
-    with pytest.raises(ValueError, match="depth"):
+    with pytest.raises(ValueError, match="prefetch"):
         prefetch(reader, depth=0)
     with pytest.raises(TypeError, match="got list"):
-        fastpipe.cuda.prefetch([1, 2])  # type: ignore[arg-type]
+        fastpipe.cuda.iterator([1, 2])  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("plain")

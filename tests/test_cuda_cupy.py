@@ -52,7 +52,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def prefetch(reader: fastpipe.Reader, device: Any = "cuda:0", **options: Any) -> fastpipe.cuda.Prefetcher:
-    return fastpipe.cuda.prefetch(reader, device, framework="cupy", **options)
+    return fastpipe.cuda.iterator(reader, device, framework="cupy", **options)
 
 
 def on_host(node: Any, get: Any) -> Any:
@@ -73,7 +73,7 @@ def test_batches(data: Data, shuffle: Any, features: dict[str, Any], depth: int)
     consumer = plain_cupy.Stream()
     with consumer:
         found = []
-        for batch in prefetch(data.read(**options), depth=depth):
+        for batch in prefetch(data.read(**options), prefetch=depth):
             # A kernel would read the batch when its stream reaches it.
             consumer.put(lambda batch=batch: found.append(samples.digest(batch)))
             if len(found) % 3 == 0:
@@ -134,7 +134,7 @@ def test_batches_on_a_gpu(data: Data, shuffle: Any, depth: int) -> None:
     expected = samples.digests(data.read(**options))
     with cupy.cuda.Stream(non_blocking=True):
         for _ in range(20):
-            batches = prefetch(data.read(**options), depth=depth)
+            batches = prefetch(data.read(**options), prefetch=depth)
             found = [samples.digest({n: on_host(node, _get) for n, node in batch.items()}) for batch in batches]
             assert found == expected
 

@@ -100,11 +100,11 @@ def test_a_limit_that_is_too_small_is_named(make: Make) -> None:
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_tensors_of_torch(make: Make, request: pytest.FixtureRequest) -> None:
     torch = pytest.importorskip("torch")
-    from fastpipe.torch import IterableDataset
+    import fastpipe.torch as fptorch
 
     # A database connection can't be used after a fork.
     context = "spawn" if request.node.callspec.params["make"] == "sql" else None
-    dataset = IterableDataset(make(batch_size=32))
+    dataset = fptorch.dataset(make(batch_size=32))
     batches = list(
         torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=context)
     )

@@ -123,7 +123,7 @@ def test_they_share_memory_with_torch(data: Interactions) -> None:
         for column in batch.values():
             assert torch.from_numpy(column).data_ptr() == column.ctypes.data
     reader = read(data)
-    for tensors, batch in zip(fastpipe.torch.IterableDataset(reader), read(data), strict=True):
+    for tensors, batch in zip(fastpipe.torch.dataset(reader), read(data), strict=True):
         assert {name: tensor.dtype for name, tensor in tensors.items()} == {
             "user": torch.int32,
             "item": torch.int32,
@@ -137,7 +137,7 @@ def test_torch_layers_accept_them(data: Interactions) -> None:
     import fastpipe.torch
 
     users, items = torch.nn.Embedding(data.num_users, 3), torch.nn.Embedding(data.num_items, 3)
-    for batch in fastpipe.torch.IterableDataset(read(data)):
+    for batch in fastpipe.torch.dataset(read(data)):
         scores = (users(batch["user"]) * items(batch["item"])).sum(1)
         assert torch.nn.BCEWithLogitsLoss()(scores, batch["label"]) > 0
 
@@ -150,7 +150,7 @@ def test_workers_share_them(data: Interactions) -> None:
     import fastpipe.torch
 
     loader = DataLoader(
-        fastpipe.torch.IterableDataset(read(data, on_uneven="allow")),
+        fastpipe.torch.dataset(read(data, on_uneven="allow")),
         batch_size=None,
         num_workers=2,
         multiprocessing_context="fork",

@@ -262,6 +262,7 @@ def test_wrong_checkpoints_change_nothing(tmp_path: Path, damage: Any, error: ty
         ({}, {"worker": 5}, TypeError, "worker must be a string; got 5"),
         ({}, {"job": None}, TypeError, "job must be a string; got None"),
         ({}, {"stretch": 0}, ValueError, "stretch must be between 1"),
+        ({}, {"prefetch": 0}, ValueError, "prefetch must be between 1"),
         ({}, {"stretch": 1.5}, TypeError, "stretch must be an integer; got 1.5"),
         ({}, {"ttl": 0.1}, ValueError, "ttl must be at least 0.5 seconds"),
         ({}, {"patience": "long"}, TypeError, "patience must be a number of seconds"),

@@ -226,10 +226,10 @@ def test_batches_of_leases_are_counted(tmp_path: Path) -> None:
 
 def test_batches_of_adapters_are_counted() -> None:
     torch = pytest.importorskip("torch")
-    from fastpipe.torch import IterableDataset
+    import fastpipe.torch as fptorch
 
     reader = numbers()
-    dataset = IterableDataset(reader)
+    dataset = fptorch.dataset(reader)
     assert len(list(torch.utils.data.DataLoader(dataset, batch_size=None))) == 10
     assert totals(reader)["batches"] == totals(dataset)["batches"] == 10
     pytest.importorskip("jax")

@@ -129,7 +129,7 @@ def drawn(batches: Iterator[Any], count: int) -> list[Any]:
 
 def test_torch_accepts_custom_passes(data: Data) -> None:
     wanted = expected(data)
-    dataset = fastpipe.torch.IterableDataset(Reading(data))
+    dataset = fastpipe.torch.dataset(Reading(data))
     loader = DataLoader(dataset, batch_size=None, num_workers=0)
     assert len(dataset) == len(wanted)
     batches = iter(loader)
@@ -141,14 +141,14 @@ def test_torch_accepts_custom_passes(data: Data) -> None:
     assert found(batches) == wanted[4:]
     assert found(loader) == expected(data, 1)
 
-    again = fastpipe.torch.IterableDataset(Reading(data, seed=None))
+    again = fastpipe.torch.dataset(Reading(data, seed=None))
     again.load_state_dict(state)
     assert found(DataLoader(again, batch_size=None, num_workers=0)) == wanted[4:]
 
 
 def test_torch_workers_share_custom_passes(data: Data) -> None:
     loader = DataLoader(
-        fastpipe.torch.IterableDataset(Reading(data)), batch_size=None, num_workers=2, multiprocessing_context="spawn"
+        fastpipe.torch.dataset(Reading(data)), batch_size=None, num_workers=2, multiprocessing_context="spawn"
     )
     assert found(loader) == expected(data)
 

@@ -64,7 +64,7 @@ def of_tensors(batch: Any) -> list[np.ndarray]:
 def started_by_torch(reader: fastpipe.Reader, state: Any = None, *, by: str = "") -> Started:
     torch_data = pytest.importorskip("torch.utils.data")
     fptorch = pytest.importorskip("fastpipe.torch")
-    dataset = fptorch.IterableDataset(reader)
+    dataset = fptorch.dataset(reader)
     batches, keeps = dataset, dataset
     if by == "torch":
         batches = torch_data.DataLoader(dataset, batch_size=None)
@@ -155,7 +155,7 @@ def test_xgboost_trains_to_the_same_model(data: Data) -> None:
     features = {name: NUMBERS[name] for name in ("id", "vector", "score")}
 
     def trained(reader: fastpipe.Reader) -> bytes:
-        matrix = xgboost.QuantileDMatrix(fpxgboost.DataIter(reader, label="id"), max_bin=16)
+        matrix = xgboost.QuantileDMatrix(fpxgboost.data_iter(reader, label="id"), max_bin=16)
         return bytes(xgboost.train({"tree_method": "hist", "max_bin": 16, "seed": 1}, matrix, 3).save_raw())
 
     reader = data.read(features=features, **order_of(True))
@@ -173,7 +173,7 @@ def test_spawned_workers_of_a_loader_open_new_connections() -> None:
         def main():
             reader = fastpipe.from_arrays({"id": np.arange(500)}, batch_size=10, shuffle=True, seed=7)
             with reader.serve() as server:
-                dataset = fastpipe.torch.IterableDataset(fastpipe.connect(server.url))
+                dataset = fastpipe.torch.dataset(fastpipe.connect(server.url))
                 loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
                 found = [batch["id"].tolist() for batch in loader]
                 assert found == [batch["id"].tolist() for batch in reader]
@@ -191,7 +191,7 @@ def in_forked_workers(remote: fastpipe.Reader) -> list[list[int]]:
 
     import fastpipe.torch
 
-    dataset = fastpipe.torch.IterableDataset(remote)
+    dataset = fastpipe.torch.dataset(remote)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
     return sorted(ids(loader))
 

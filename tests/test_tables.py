@@ -379,12 +379,12 @@ def test_frameworks_get_times_as_integers(library: str) -> None:
     if library == "torch":
         import torch
 
-        from fastpipe.torch import IterableDataset
+        import fastpipe.torch as fptorch
 
-        batches: list[Any] = list(IterableDataset(reader))
+        batches: list[Any] = list(fptorch.dataset(reader))
         assert batches[0]["r"].values.tolist() == [1, np.iinfo(np.int64).min]
         (batch,) = fastpipe.from_arrays(arrays, batch_size=20)
-        tensor = fastpipe.torch.tensors(batch)["day"]
+        tensor = fptorch.tensors(batch)["day"]
         assert tensor.dtype == torch.int64
         assert tensor.data_ptr() == batch["day"].ctypes.data
     elif library == "jax":

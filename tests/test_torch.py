@@ -173,20 +173,21 @@ def test_unsupported_conversions_are_refused(data: Data, tmp_path: Path) -> None
 
 
 def test_select_and_map(data: Data) -> None:
-    dataset = adapter.IterableDataset(data.read(batch_size=7), select=(["vector", "items"], "id"))
+    dataset = adapter.dataset(data.read(batch_size=7), select=(["vector", "items"], "id"))
+    assert isinstance(dataset, adapter.IterableDataset)
     features, ids = next(iter(dataset))
     assert list(features) == ["vector", "items"]
     assert ids.tolist() == list(range(7))
-    only = adapter.IterableDataset(data.read(batch_size=7), select="id", map=lambda ids: ids * 2)
+    only = adapter.dataset(data.read(batch_size=7), select="id", map=lambda ids: ids * 2)
     assert next(iter(only)).tolist() == list(range(0, 14, 2))
     with pytest.raises(ValueError, match="select names 'nothing'"):
-        adapter.IterableDataset(data.read(batch_size=7), select=(["nothing"], "id"))
+        adapter.dataset(data.read(batch_size=7), select=(["nothing"], "id"))
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_a_dataset_yields_the_batches_of_its_reader(data: Data, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
-    reader, dataset = data.read(**options), adapter.IterableDataset(data.read(**options))
+    reader, dataset = data.read(**options), adapter.dataset(data.read(**options))
     assert len(dataset) == len(reader) == len(DataLoader(dataset, batch_size=None))
     for _ in range(2):  # The end of a pass advances the epoch.
         assert ids_by_batch(dataset) == ids_by_batch(reader)
@@ -202,11 +203,11 @@ def test_a_pass_that_was_left_counts_as_an_epoch(data: Data, loader: Any) -> Non
     options = samples.order_of(True)
     reader = data.read(**options)
     expected = [ids_by_batch(reader) for _ in range(5)]
-    dataset = adapter.IterableDataset(data.read(**options))
+    dataset = adapter.dataset(data.read(**options))
     batches = dataset if loader is None else loader(dataset, batch_size=None)
     for epoch, steps in enumerate((1, 3, len(expected[2]))):
         assert ids_by_batch(itertools.islice(batches, steps)) == expected[epoch][:steps]
-        again = adapter.IterableDataset(data.read(**options))
+        again = adapter.dataset(data.read(**options))
         again.load_state_dict(dataset.state_dict())
         assert ids_by_batch(again) == expected[epoch][steps:]
     assert ids_by_batch(batches) == expected[3]
@@ -223,13 +224,13 @@ def test_datasets_resume_at_every_step(data: Data, shuffle: Any) -> None:
     second.set_epoch(1)
     expected[1] = ids_by_batch(second)
     for step in range(len(expected[0]) + 1):
-        dataset = adapter.IterableDataset(data.read(**options))
+        dataset = adapter.dataset(data.read(**options))
         batches = iter(dataset)
         assert ids_by_batch(next(batches) for _ in range(step)) == expected[0][:step]
         if step == len(expected[0]):
             assert next(batches, None) is None
         state = json.loads(json.dumps(dataset.state_dict()))
-        other = adapter.IterableDataset(data.read(**options))
+        other = adapter.dataset(data.read(**options))
         other.load_state_dict(state)
         if step < len(expected[0]):
             assert ids_by_batch(other) == expected[0][step:]
@@ -243,7 +244,7 @@ def test_a_stateful_loader_resumes_at_every_step(data: Data, shuffle: Any) -> No
     options = samples.order_of(shuffle)
 
     def loader() -> Any:
-        return StatefulDataLoader(adapter.IterableDataset(data.read(**options)), batch_size=None)
+        return StatefulDataLoader(adapter.dataset(data.read(**options)), batch_size=None)
 
     expected = loader()
     expected = [ids_by_batch(expected), ids_by_batch(expected)]
@@ -263,24 +264,24 @@ def test_distributed_checkpoints(data: Data, tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.stateful import Stateful
 
-    dataset = adapter.IterableDataset(data.read(**samples.order_of(True)))
+    dataset = adapter.dataset(data.read(**samples.order_of(True)))
     assert isinstance(dataset, Stateful)
     batches = iter(dataset)
     seen = ids_by_batch(next(batches) for _ in range(4))
     dcp.save({"data": dataset}, checkpoint_id=tmp_path / "saved", no_dist=True)
-    other = adapter.IterableDataset(data.read(**samples.order_of(True)))
+    other = adapter.dataset(data.read(**samples.order_of(True)))
     dcp.load({"data": other}, checkpoint_id=tmp_path / "saved", no_dist=True)
     assert seen + ids_by_batch(other) == ids_by_batch(data.read(**samples.order_of(True)))
 
 
 def test_a_state_of_another_reader_is_refused(data: Data) -> None:
-    state = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1)).state_dict()
+    state = adapter.dataset(data.read(batch_size=7, shuffle=True, seed=1)).state_dict()
     with pytest.raises(fastpipe.errors.StateError, match="seed was 1"):
-        adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=2)).load_state_dict(state)
+        adapter.dataset(data.read(batch_size=7, shuffle=True, seed=2)).load_state_dict(state)
 
 
 def test_an_unstarted_dataset_can_be_pickled(data: Data) -> None:
-    dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1))
+    dataset = adapter.dataset(data.read(batch_size=7, shuffle=True, seed=1))
     dataset.set_epoch(3)
     assert ids_by_batch(pickle.loads(pickle.dumps(dataset))) == ids_by_batch(dataset)
 
@@ -293,7 +294,7 @@ def test_ranks_of_the_environment(
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         with caplog.at_level("INFO", logger="fastpipe"):
-            dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1, on_uneven="allow"))
+            dataset = adapter.dataset(data.read(batch_size=7, shuffle=True, seed=1, on_uneven="allow"))
             found = ids_by_batch(dataset)
         assert f"rank {rank} of 2 reads its shard (by RANK and WORLD_SIZE)" in caplog.text
         assert found == ids_by_batch(
@@ -301,12 +302,12 @@ def test_ranks_of_the_environment(
         )
         seen += [i for batch in found for i in batch]
     assert sorted(seen) == list(range(data.total))
-    whole = adapter.IterableDataset(data.read(batch_size=7), distributed=False)
+    whole = adapter.dataset(data.read(batch_size=7), distributed=False)
     assert [i for batch in ids_by_batch(whole) for i in batch] == list(range(data.total))
-    given = adapter.IterableDataset(data.read(batch_size=7, rank=0, world_size=3))
+    given = adapter.dataset(data.read(batch_size=7, rank=0, world_size=3))
     assert ids_by_batch(given) == ids_by_batch(data.read(batch_size=7, rank=0, world_size=3))
     with pytest.raises(ValueError, match="set a seed: every process must use the same seed"):
-        len(adapter.IterableDataset(data.read(batch_size=7, shuffle=True)))
+        len(adapter.dataset(data.read(batch_size=7, shuffle=True)))
 
 
 class Interrupt(BaseException):
@@ -323,13 +324,13 @@ def test_batches_that_next_did_not_return_are_read_again(data: Data, shuffle: An
             raise ZeroDivisionError("the map failed")
         return batch
 
-    dataset = adapter.IterableDataset(data.read(**options), map=failing)
+    dataset = adapter.dataset(data.read(**options), map=failing)
     batches = iter(dataset)
     assert ids_by_batch(next(batches) for _ in range(3)) == expected[:3]
     for _ in range(3):
         with pytest.raises(ZeroDivisionError, match="the map failed"):
             next(batches)
-    other = adapter.IterableDataset(data.read(**options))
+    other = adapter.dataset(data.read(**options))
     other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
     assert ids_by_batch(other) == expected[3:]
 
@@ -338,7 +339,7 @@ def test_an_error_keeps_no_pass(data: Data) -> None:
     def failing(_batch: Any) -> Any:
         raise ZeroDivisionError("the map failed")
 
-    batches = iter(adapter.IterableDataset(data.read(batch_size=7), map=failing))
+    batches = iter(adapter.dataset(data.read(batch_size=7), map=failing))
     for _ in range(3):
         try:
             next(batches)
@@ -362,10 +363,10 @@ def test_an_interrupt_loses_nothing(data: Data, shuffle: Any) -> None:
             raise Interrupt
         return batch
 
-    dataset = adapter.IterableDataset(data.read(**options), map=interrupted)
+    dataset = adapter.dataset(data.read(**options), map=interrupted)
     batches, found = iter(dataset), []
     while (batch := next_or_interrupt(batches)) is not None:
-        other = adapter.IterableDataset(data.read(**options))
+        other = adapter.dataset(data.read(**options))
         other.load_state_dict(dataset.state_dict())
         if batch is not Interrupt:
             found += ids_by_batch([batch])
@@ -387,7 +388,7 @@ def test_an_interrupted_pass_does_not_restart_after_the_next(data: Data) -> None
     def interrupted(_batch: Any) -> Any:
         raise Interrupt
 
-    dataset = adapter.IterableDataset(data.read(**samples.order_of(True)), map=interrupted)
+    dataset = adapter.dataset(data.read(**samples.order_of(True)), map=interrupted)
     batches = iter(dataset)
     with pytest.raises(Interrupt):
         next(batches)
@@ -401,12 +402,12 @@ def test_stop_iteration_in_map_does_not_end_the_pass(data: Data) -> None:
         raise StopIteration
 
     with pytest.raises(RuntimeError, match="raised StopIteration"):
-        ids_by_batch(adapter.IterableDataset(data.read(batch_size=7), map=stop))
+        ids_by_batch(adapter.dataset(data.read(batch_size=7), map=stop))
 
 
 def test_an_epoch_set_during_a_pass_applies_to_the_next(data: Data) -> None:
     reader = data.read(**samples.order_of(True))
-    dataset = adapter.IterableDataset(data.read(**samples.order_of(True)))
+    dataset = adapter.dataset(data.read(**samples.order_of(True)))
     found = []
     for each in (reader, dataset):
         first = [ids_by_batch([batch])[0] for k, batch in enumerate(each) if k or each.set_epoch(4) is None]
@@ -415,7 +416,7 @@ def test_an_epoch_set_during_a_pass_applies_to_the_next(data: Data) -> None:
 
 
 def test_loaders_that_would_batch_batches_warn(data: Data) -> None:
-    dataset = adapter.IterableDataset(data.read(batch_size=7), select="id")
+    dataset = adapter.dataset(data.read(batch_size=7), select="id")
     with pytest.warns(UserWarning, match=r"DataLoader\(dataset, batch_size=None\)"):
         assert next(iter(DataLoader(dataset))).shape == (1, 7)
     # With batch_size=None there is no warning: warnings are errors here.
@@ -440,15 +441,15 @@ def test_arguments_are_checked_when_passed(
 ) -> None:
     reader = data.read(batch_size=7)
     with pytest.raises(error, match=text):
-        adapter.IterableDataset(reader, **arguments)
+        adapter.dataset(reader, **arguments)
     if error is ValueError and "select" not in arguments:
         with pytest.raises(error, match=text):
             adapter.tensors(next(iter(reader)), **arguments)
 
 
 def test_a_path_is_not_a_reader(data: Data) -> None:
-    with pytest.raises(TypeError, match=r"a fastpipe\.Reader; got str: IterableDataset\(fastpipe.read_avro\(path"):
-        adapter.IterableDataset(data.paths[0])
+    with pytest.raises(TypeError, match=r"got str: fastpipe\.torch\.dataset\(fastpipe\.read_avro\(path"):
+        adapter.dataset(data.paths[0])
 
 
 def test_strings_are_not_ids(data: Data) -> None:
@@ -471,14 +472,14 @@ def test_an_invalid_rank_in_the_environment(
 ) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", ranks)
-    dataset = adapter.IterableDataset(data.read(batch_size=7))
+    dataset = adapter.dataset(data.read(batch_size=7))
     with pytest.raises(ValueError, match=text):
         iter(dataset)
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
 def test_a_loader_state_is_not_a_dataset_state(data: Data) -> None:
-    loader = StatefulDataLoader(adapter.IterableDataset(data.read(batch_size=7)), batch_size=None)
+    loader = StatefulDataLoader(adapter.dataset(data.read(batch_size=7)), batch_size=None)
     next(iter(loader))
     with pytest.raises(fastpipe.errors.StateError, match="state of a StatefulDataLoader"):
-        adapter.IterableDataset(data.read(batch_size=7)).load_state_dict(loader.state_dict())
+        adapter.dataset(data.read(batch_size=7)).load_state_dict(loader.state_dict())

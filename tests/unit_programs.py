@@ -164,11 +164,11 @@ def workers() -> None:
     """Reads with workers of torch's DataLoader, one of which is killed during a read."""
     from torch.utils.data import DataLoader
 
-    from fastpipe.torch import IterableDataset
+    import fastpipe.torch as fptorch
     from killed_worker import EndsInMap, kill_self
 
     def read(act: Any, method: str, **more: Any) -> Any:
-        data = IterableDataset(fastpipe.read_units(Numbers(ROWS, act), batch_size=5), **more)
+        data = fptorch.dataset(fastpipe.read_units(Numbers(ROWS, act), batch_size=5), **more)
         return iter(DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context=method))
 
     assert flat(read(slowly, "spawn")) == list(range(48))

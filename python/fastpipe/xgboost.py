@@ -4,7 +4,7 @@
     import fastpipe.xgboost
 
     reader = fastpipe.read_csv("big.csv", batch_size=65_536)
-    matrix = xgboost.QuantileDMatrix(fastpipe.xgboost.DataIter(reader, label="y"), max_bin=256)
+    matrix = xgboost.QuantileDMatrix(fastpipe.xgboost.data_iter(reader, label="y"), max_bin=256)
     booster = xgboost.train({"tree_method": "hist", "max_bin": 256}, matrix, 100)
 
 XGBoost reads all batches several times: to find the quantiles, to fill its matrix, and, if the matrix is in external
@@ -28,14 +28,23 @@ from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError
 from fastpipe.specs import DenseSpec, Spec
 
-__all__ = ["DataIter"]
+__all__ = ["DataIter", "data_iter"]
 
 # Name of the mask that a reader adds when it pads batches.
 _VALID = "valid"
 
 
-class DataIter(xgboost.DataIter):
-    """Feeds `xgboost.QuantileDMatrix`, `ExtMemQuantileDMatrix` and `DMatrix` from a reader of any source.
+def data_iter(
+    reader: Reader,
+    *,
+    label: str | None = None,
+    weight: str | None = None,
+    columns: Sequence[str] | None = None,
+    epoch: int = 0,
+    cache_prefix: str | None = None,
+    **options: Any,
+) -> DataIter:
+    """Returns an iterator that feeds `xgboost.QuantileDMatrix`, `ExtMemQuantileDMatrix` and `DMatrix` from a reader.
 
     Features are converted to float32 columns. A number or truth value is one column. An array of `k` numbers is `k`
     columns, named `x(0)` to `x(k-1)`, because XGBoost doesn't allow brackets in names. NaN and masked values are
@@ -57,16 +66,23 @@ class DataIter(xgboost.DataIter):
         TypeError: If an argument has the wrong type.
         ValueError: If a pass of the reader has several epochs, or no feature is left.
     """
+    return DataIter(
+        reader, label=label, weight=weight, columns=columns, epoch=epoch, cache_prefix=cache_prefix, **options
+    )
+
+
+class DataIter(xgboost.DataIter):
+    """Feeds the batches of a reader to XGBoost. Created by `data_iter`."""
 
     def __init__(
         self,
         reader: Reader,
         *,
-        label: str | None = None,
-        weight: str | None = None,
-        columns: Sequence[str] | None = None,
-        epoch: int = 0,
-        cache_prefix: str | None = None,
+        label: str | None,
+        weight: str | None,
+        columns: Sequence[str] | None,
+        epoch: int,
+        cache_prefix: str | None,
         **options: Any,
     ) -> None:
         # Call this first: the base class's destructor needs it, even if a later check fails.

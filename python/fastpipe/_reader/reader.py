@@ -408,7 +408,7 @@ class Reader:
         job: str = "default",
         stretch: int | None = None,
         ttl: float = 30.0,
-        ahead: int = 1,
+        prefetch: int = 1,
         barrier: bool = True,
         copies: bool = True,
         patience: float = 600.0,
@@ -430,7 +430,7 @@ class Reader:
                 fewer if there are few batches.
             ttl: Seconds after which a lease expires unless it is renewed, measured by the database's clock. Defaults to
                 30.
-            ahead: Number of ranges that are leased before they are needed. Defaults to 1.
+            prefetch: Number of ranges that are leased before they are needed, at least 1. Defaults to 1.
             barrier: Whether an epoch begins only when the previous one is done. If False, workers that find no free
                 range continue with the next epoch. Defaults to True.
             copies: Whether this worker, if it finds no free range, also reads a range of a slow worker. The first
@@ -468,7 +468,7 @@ class Reader:
             job=job,
             stretch=stretch,
             ttl=ttl,
-            ahead=ahead,
+            prefetch=prefetch,
             barrier=barrier,
             copies=copies,
             patience=patience,

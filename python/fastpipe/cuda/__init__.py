@@ -3,7 +3,7 @@
     import fastpipe.cuda
 
     reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)
-    for batch in fastpipe.cuda.prefetch(reader, device="cuda:0"):
+    for batch in fastpipe.cuda.iterator(reader, device="cuda:0"):
         loss = model(batch["user_embedding"], batch["clicked_items"])
 
 Batches are decoded directly into page-locked memory, from which a GPU copies on its own. Copying runs on a separate
@@ -49,7 +49,7 @@ from fastpipe.cuda._staging import CopyEngine, Drawn, StagingRing
 if TYPE_CHECKING:
     from fastpipe._interop.tensors import RaggedAs, SparseAs, StringsAs
 
-__all__ = ["Fill", "Filled", "Prefetcher", "fill", "prefetch"]
+__all__ = ["Fill", "Filled", "Prefetcher", "fill", "iterator"]
 
 _LOG = logging.getLogger("fastpipe")
 
@@ -67,11 +67,11 @@ class _Engine(CopyEngine, Protocol):
         """Prepares for a pass. Called by the consumer's thread."""
 
 
-def prefetch(
+def iterator(
     reader: Reader,
     device: Any = "cuda:0",
-    depth: int = 2,
     *,
+    prefetch: int = 2,
     framework: Literal["torch", "cupy"] | None = None,
     distributed: bool = True,
     ragged: RaggedAs = "offsets",
@@ -85,15 +85,15 @@ def prefetch(
     logged (logger `fastpipe`, level INFO). A reader that has a rank is not divided again. The device isn't chosen by
     rank: pass `device=f"cuda:{os.environ['LOCAL_RANK']}"`.
 
-    The page-locked memory holds the batches that the reader prefetches and `depth` more batches. PyTorch and CuPy round
-    allocations up to powers of two and keep freed memory for later. `memory_limit` doesn't account for that.
+    The page-locked memory holds the batches that the reader prefetches and `prefetch` more batches. PyTorch and CuPy
+    round allocations up to powers of two and keep freed memory for later. `memory_limit` doesn't account for that.
 
     Args:
         reader: Reader of any source. Don't iterate over it elsewhere.
         device: A GPU such as `"cuda:0"`, or a list of GPUs for one process with several. Each GPU of a list gets its
             own shard of `reader` and its own copying thread. The prefetcher then yields tuples with one batch per GPU,
             whose rows are disjoint. Defaults to `"cuda:0"`.
-        depth: Maximum number of batches for each device that are being copied or are ready on the device, at least 1.
+        prefetch: Maximum number of batches for each device that are being copied or are ready on the device, 1 to 1024.
             Defaults to 2.
         framework: `"torch"` or `"cupy"`. Defaults to None, which chooses PyTorch, or CuPy if PyTorch isn't installed.
         distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything, as in
@@ -112,7 +112,7 @@ def prefetch(
         ValueError: If an argument is out of range, or the reader can't be divided among devices or ranks.
     """
     passes = passes_of(reader)
-    ahead = within("depth", depth, 1, _MOST_AHEAD)
+    ahead = within("prefetch", prefetch, 1, _MOST_AHEAD)
     chosen = framework or _installed()
     make: Callable[[Any], _Engine]
     if chosen == "torch":
@@ -170,7 +170,7 @@ def _with_cupy() -> Callable[[Any], _Engine]:
 
 
 class Prefetcher:
-    """Yields the batches of a reader on its device. Created by `prefetch`.
+    """Yields the batches of a reader on its device. Created by `iterator`.
 
     `iter(prefetcher)` starts a pass. Only one pass is active at a time, so a second pass closes the first. A pass that
     has yielded a batch counts as an epoch, whether it was finished or left. Batches that were only copied in advance

@@ -214,7 +214,7 @@ def lease(
     job: str,
     stretch: int | None,
     ttl: float,
-    ahead: int,
+    prefetch: int,
     barrier: bool,
     copies: bool,
     patience: float,
@@ -228,7 +228,7 @@ def lease(
             raise ValueError(f"{name} must have 1 to 200 characters and no NUL; got {shown(given)}")
     length = None if stretch is None else _integer("stretch", stretch, 1)
     seconds = _seconds("ttl", ttl, _LEAST_TTL), _seconds("patience", patience, 0.0)
-    waiting = _integer("ahead", ahead, 1)
+    waiting = _integer("prefetch", prefetch, 1)
     flag("copies", copies)
     database = database_of(url)
     wanted = job_of(passes, name=job, stretch=length, barrier=flag("barrier", barrier))

@@ -1,4 +1,4 @@
-"""Batches as Torch tensors: `IterableDataset`, usable by itself, in a `DataLoader`, and in `torch.distributed`.
+"""Batches as Torch tensors: `dataset`, usable by itself, in a `DataLoader`, and in `torch.distributed`.
 
 Tensors share the memory of the batch's arrays without a copy. The memory is reused after the last tensor that refers to
 it is released. A feature that consists of several arrays is a named tuple of tensors. `DataLoader` can pin named
@@ -57,6 +57,7 @@ __all__ = [
     "Jagged",
     "Masked",
     "Strings",
+    "dataset",
     "item_rng",
     "keyed_jagged",
     "tensors",
@@ -68,12 +69,21 @@ _LOG = logging.getLogger("fastpipe")
 Selection: TypeAlias = "str | list[str] | tuple[Any, ...]"
 
 
-class IterableDataset(torch.utils.data.IterableDataset[Any]):
-    """The batches of a reader as tensors.
+def dataset(
+    reader: Reader,
+    *,
+    select: Selection | None = None,
+    map: Callable[[Any], Any] | None = None,
+    distributed: bool = True,
+    ragged: RaggedAs = "offsets",
+    sparse: SparseAs = "coo",
+    strings: StringsAs = "tensors",
+) -> IterableDataset:
+    """Returns an iterable dataset of a reader's batches as tensors.
 
     It yields whole batches, so pass `batch_size=None` to a `DataLoader` around it:
 
-        DataLoader(fastpipe.torch.IterableDataset(reader), batch_size=None, pin_memory=True)
+        DataLoader(fastpipe.torch.dataset(reader), batch_size=None, pin_memory=True)
 
     With several ranks, all ranks get the same number of batches, as the reader's `on_uneven` specifies. The workers of a
     rank divide its batches among themselves without changing their number. (With `shuffle="block"` and `"buffer"`,
@@ -115,20 +125,27 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         ValueError: If `select` names an unknown feature, or a type is unknown. The first use raises it if ranks would
             divide a shuffled reader that has no `seed`, or if RANK or WORLD_SIZE isn't a number.
     """
+    return IterableDataset(
+        reader, select=select, map=map, distributed=distributed, ragged=ragged, sparse=sparse, strings=strings
+    )
+
+
+class IterableDataset(torch.utils.data.IterableDataset[Any]):
+    """The batches of a reader as tensors. Created by `dataset`."""
 
     def __init__(
         self,
         reader: Reader,
         *,
-        select: Selection | None = None,
-        map: Callable[[Any], Any] | None = None,
-        distributed: bool = True,
-        ragged: RaggedAs = "offsets",
-        sparse: SparseAs = "coo",
-        strings: StringsAs = "tensors",
+        select: Selection | None,
+        map: Callable[[Any], Any] | None,
+        distributed: bool,
+        ragged: RaggedAs,
+        sparse: SparseAs,
+        strings: StringsAs,
     ) -> None:
         super().__init__()
-        passes = passes_of(reader, ": IterableDataset(fastpipe.read_avro(path, batch_size=1024))")
+        passes = passes_of(reader, ": fastpipe.torch.dataset(fastpipe.read_avro(path, batch_size=1024))")
         if map is not None and not callable(map):
             raise TypeError(f"map must be a function of the selected features; got {type(map).__name__}")
         self._passes = passes
