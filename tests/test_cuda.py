@@ -290,24 +290,6 @@ def test_devices_with_separate_blocks(data: Data, shuffle: str) -> None:
         prefetch(data.read(**options), DEVICES[:2]).load_state_dict(state)
 
 
-@pytest.mark.usefixtures("plain")
-def test_ranks_of_the_environment(
-    data: Data, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    options = {"batch_size": 7, "shuffle": True, "seed": 1}
-    with caplog.at_level("INFO", logger="fastpipe"):
-        found = ids_by_batch(prefetch(data.read(**options)))
-    assert "rank 1 of 2 reads its shard (by RANK and WORLD_SIZE)" in caplog.text
-    assert found == ids_by_batch(data.read(**options, rank=1, world_size=2))
-    assert ids_by_batch(prefetch(data.read(**options), distributed=False)) == ids_by_batch(data.read(**options))
-    given = {"rank": 0, "world_size": 3}
-    assert ids_by_batch(prefetch(data.read(**options, **given))) == ids_by_batch(data.read(**options, **given))
-    with pytest.raises(ValueError, match="set a seed"):
-        prefetch(data.read(batch_size=7, shuffle=True))
-
-
 def copying() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("fastpipe-copy")]
 

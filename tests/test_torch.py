@@ -286,30 +286,6 @@ def test_an_unstarted_dataset_can_be_pickled(data: Data) -> None:
     assert ids_by_batch(pickle.loads(pickle.dumps(dataset))) == ids_by_batch(dataset)
 
 
-def test_ranks_of_the_environment(
-    data: Data, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    seen: list[int] = []
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        with caplog.at_level("INFO", logger="fastpipe"):
-            dataset = adapter.dataset(data.read(batch_size=7, shuffle=True, seed=1, on_uneven="allow"))
-            found = ids_by_batch(dataset)
-        assert f"rank {rank} of 2 reads its shard (by RANK and WORLD_SIZE)" in caplog.text
-        assert found == ids_by_batch(
-            data.read(batch_size=7, shuffle=True, seed=1, on_uneven="allow", rank=rank, world_size=2)
-        )
-        seen += [i for batch in found for i in batch]
-    assert sorted(seen) == list(range(data.total))
-    whole = adapter.dataset(data.read(batch_size=7), distributed=False)
-    assert [i for batch in ids_by_batch(whole) for i in batch] == list(range(data.total))
-    given = adapter.dataset(data.read(batch_size=7, rank=0, world_size=3))
-    assert ids_by_batch(given) == ids_by_batch(data.read(batch_size=7, rank=0, world_size=3))
-    with pytest.raises(ValueError, match="set a seed: every process must use the same seed"):
-        len(adapter.dataset(data.read(batch_size=7, shuffle=True)))
-
-
 class Interrupt(BaseException):
     """An interrupt that differs from Ctrl-C, so that it can't be confused with an interrupt of the test run."""
 

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import xgboost
+import xgboost.collective
 
 from fastpipe._arguments import names
+from fastpipe._interop.distributed import World
 from fastpipe._reader.ordering import within
-from fastpipe._reader.passes import passes_of
+from fastpipe._reader.passes import passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError
@@ -42,14 +44,18 @@ def data_iter(
     columns: Sequence[str] | None = None,
     epoch: int = 0,
     cache_prefix: str | None = None,
+    distributed: bool = True,
     **options: Any,
 ) -> DataIter:
     """Returns an iterator that feeds `xgboost.QuantileDMatrix`, `ExtMemQuantileDMatrix` and `DMatrix` from a reader.
 
     Features are converted to float32 columns. A number or truth value is one column. An array of `k` numbers is `k`
     columns, named `x(0)` to `x(k-1)`, because XGBoost doesn't allow brackets in names. NaN and masked values are
-    missing values to XGBoost. Rows that pad a batch (`on_uneven="pad"`) are skipped. With ranks, each rank feeds its own
-    shard.
+    missing values to XGBoost. Rows that pad a batch (`on_uneven="pad"`) are skipped.
+
+    A reader without a rank is divided among the ranks of the program: the workers of `xgboost.collective` or, if there
+    are none, the ranks of the environment variables RANK and WORLD_SIZE. The division is logged (logger `fastpipe`,
+    level INFO). A reader that has a rank is not divided again.
 
     Args:
         reader: Reader of dense features with one epoch per pass (the default).
@@ -59,6 +65,8 @@ def data_iter(
         epoch: Index of the epoch to feed, from 0. Defaults to 0.
         cache_prefix: Path prefix for matrices in external memory, as in `xgboost.DataIter`. A `QuantileDMatrix` doesn't
             use it. A `DMatrix` also stores its data there, or by default in the working directory.
+        distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything.
+            Defaults to True.
         **options: Further arguments of `xgboost.DataIter`: `release_data`, `on_host`, `min_cache_page_bytes`.
 
     Raises:
@@ -67,7 +75,14 @@ def data_iter(
         ValueError: If a pass of the reader has several epochs, or no feature is left.
     """
     return DataIter(
-        reader, label=label, weight=weight, columns=columns, epoch=epoch, cache_prefix=cache_prefix, **options
+        reader,
+        label=label,
+        weight=weight,
+        columns=columns,
+        epoch=epoch,
+        cache_prefix=cache_prefix,
+        distributed=distributed,
+        **options,
     )
 
 
@@ -83,11 +98,14 @@ class DataIter(xgboost.DataIter):
         columns: Sequence[str] | None,
         epoch: int,
         cache_prefix: str | None,
+        distributed: bool,
         **options: Any,
     ) -> None:
         # Call this first: the base class's destructor needs it, even if a later check fails.
         super().__init__(cache_prefix, **options)
-        self._passes = passes_of(reader)
+        workers = World(xgboost.collective.get_rank(), xgboost.collective.get_world_size(), "xgboost.collective")
+        framework = workers if workers.size > 1 else None
+        self._passes = shard_of_this_rank(passes_of(reader), distributed=distributed, framework=framework)
         if self._passes.epochs != 1:
             raise ValueError(
                 f"a pass of the reader has epochs={self._passes.epochs}, but XGBoost needs exactly one: remove epochs"

@@ -1,30 +1,46 @@
-"""Determines the rank of this process and the number of ranks from Torch or torchrun."""
+"""Determines the rank of this process and the number of ranks, without importing a framework."""
 
 from __future__ import annotations
 
 import os
+import sys
+from typing import NamedTuple
 
-import torch.distributed
+
+class World(NamedTuple):
+    """The ranks of a program.
+
+    Attributes:
+        rank: Rank of this process, from 0.
+        size: Number of ranks.
+        origin: What determined them, for the log.
+    """
+
+    rank: int
+    size: int
+    origin: str
 
 
-def world() -> tuple[int, int, str]:
-    """Returns the rank, the number of ranks, and the name of their source.
+def world() -> World:
+    """Returns the ranks of `torch.distributed`, if it is initialized, or of the environment, or a single rank.
 
     Raises:
         ValueError: If the environment variables don't contain a valid rank.
     """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size(), "torch.distributed"
+    # Initialized only if another module has imported it.
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        return World(torch.get_rank(), torch.get_world_size(), "torch.distributed")
     rank, ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None or ranks is None:
-        return 0, 1, "default"
+        return World(0, 1, "default")
     number, count = _number("RANK", rank), _number("WORLD_SIZE", ranks)
     if not 0 <= number < count:
         raise ValueError(
             f"RANK is {number} and WORLD_SIZE is {count} in the environment, but RANK must be 0 to WORLD_SIZE - 1."
             " torchrun sets them; unset both if there is only one process"
         )
-    return number, count, "RANK and WORLD_SIZE"
+    return World(number, count, "RANK and WORLD_SIZE")
 
 
 def local_ranks() -> int:

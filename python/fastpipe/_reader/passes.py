@@ -6,11 +6,13 @@ Every producer of batches, such as a reader, a mixture, a served reader or a map
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastpipe._arrow.schema import schema_of
+from fastpipe._interop.distributed import World, local_ranks, world
 from fastpipe.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from fastpipe._fastpipe import Pass, PassMemory, ReaderTotals, SharedSlabs
     from fastpipe._reader.state import State
     from fastpipe.specs import Features
+
+_LOG = logging.getLogger("fastpipe")
 
 
 class Position(Protocol):
@@ -358,6 +362,50 @@ class Passes(ABC):
             UnsupportedError: If Python makes the batches.
         """
         raise UnsupportedError(f"Python makes the batches of {self!r}, so they can't be drawn without Python")
+
+
+def shard_of_this_rank(passes: Passes, *, distributed: bool, framework: World | None = None) -> Passes:
+    """Returns the batches of this rank: the rule by which all adapters divide readers.
+
+    A reader that has a rank isn't divided again. The division is logged.
+
+    Args:
+        passes: Passes of the user's reader.
+        distributed: Whether to divide them.
+        framework: Ranks of the adapter's framework. Defaults to the ranks of torch.distributed or the environment.
+
+    Raises:
+        ValueError: If a shuffled order has no seed, a rank would have no batch, or the environment is invalid.
+    """
+    if not distributed or passes.world_size > 1:
+        return passes
+    rank, ranks, origin = world() if framework is None else framework
+    if ranks == 1:
+        return passes
+    share = passes.share(ranks, rank)
+    share.share_processors(local_ranks())
+    _LOG.info("rank %d of %d reads its shard (by %s)", rank, ranks, origin)
+    return share
+
+
+def warn_of_ranks(passes: Passes) -> None:
+    """Logs a warning if this process is one of several ranks, and the batches aren't divided among them.
+
+    Raises:
+        ValueError: If the environment is invalid.
+    """
+    rank, ranks, origin = world()
+    if passes.world_size == 1 and ranks > 1:
+        _LOG.warning(
+            "rank %d of %d (by %s) reads all rows, as every rank does: iterate over reader.shard(%d, %d), or use an"
+            " adapter such as fastpipe.torch.dataset(reader). %r",
+            rank,
+            ranks,
+            origin,
+            ranks,
+            rank,
+            passes.origin,
+        )
 
 
 def passes_of(reader: object, hint: str = "") -> Passes:

@@ -18,7 +18,7 @@ from fastpipe._reader.explain import explain
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, integer, within
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_options import PassOptions
-from fastpipe._reader.passes import Passes
+from fastpipe._reader.passes import Passes, warn_of_ranks
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
@@ -176,6 +176,7 @@ class Reader:
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
         self._cursor = PassCursor()
         self._active: Position | None = None
+        self._warned_of_ranks = False
         # Totals over all passes, for `fastpipe.metrics`.
         self._totals = ReaderTotals(ordering.rank)
         _left_out.check(self._order, ordering, self.num_rows, data.words.units)
@@ -260,7 +261,14 @@ class Reader:
         return self._order.steps * self._epochs
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Starts a pass at the loaded state, or at the beginning of the next epoch that no pass has read."""
+        """Starts a pass at the loaded state, or at the beginning of the next epoch that no pass has read.
+
+        The first pass logs a warning (logger `fastpipe`) if the program has several ranks and the reader isn't divided
+        among them.
+        """
+        if not self._warned_of_ranks:
+            self._warned_of_ranks = True
+            warn_of_ranks(self._passes)
         return self._shown(self._start())
 
     def to_reader(self) -> pa.RecordBatchReader:

@@ -28,7 +28,6 @@ framework.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
 import threading
 import weakref
@@ -41,7 +40,7 @@ import numpy as np
 
 from fastpipe._fastpipe import PassMemory
 from fastpipe._reader.ordering import within
-from fastpipe._reader.passes import Passes, Position, passes_of
+from fastpipe._reader.passes import Passes, Position, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.cuda._fill import Fill, Filled, fill
 from fastpipe.cuda._staging import CopyEngine, Drawn, StagingRing
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from fastpipe._interop.tensors import RaggedAs, SparseAs, StringsAs
 
 __all__ = ["Fill", "Filled", "Prefetcher", "fill", "iterator"]
-
-_LOG = logging.getLogger("fastpipe")
 
 _MOST_AHEAD = 1024
 
@@ -80,10 +77,10 @@ def iterator(
 ) -> Prefetcher:
     """Returns an iterable over the batches of a reader in the memory of a GPU.
 
-    In `torch.distributed`, a reader without a rank is divided among the ranks of the default process group. Before the
-    group exists, the environment variables RANK and WORLD_SIZE (set by torchrun) determine the ranks. The division is
-    logged (logger `fastpipe`, level INFO). A reader that has a rank is not divided again. The device isn't chosen by
-    rank: pass `device=f"cuda:{os.environ['LOCAL_RANK']}"`.
+    A reader without a rank is divided among the ranks of the program: those of the default process group of
+    `torch.distributed` or, if there is none, of the environment variables RANK and WORLD_SIZE (set by torchrun). The
+    division is logged (logger `fastpipe`, level INFO). A reader that has a rank is not divided again. The device isn't
+    chosen by rank: pass `device=f"cuda:{os.environ['LOCAL_RANK']}"`.
 
     The page-locked memory holds the batches that the reader prefetches and `prefetch` more batches. PyTorch and CuPy
     round allocations up to powers of two and keep freed memory for later. `memory_limit` doesn't account for that.
@@ -97,7 +94,7 @@ def iterator(
             Defaults to 2.
         framework: `"torch"` or `"cupy"`. Defaults to None, which chooses PyTorch, or CuPy if PyTorch isn't installed.
         distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything, as in
-            an evaluation on all ranks. Without PyTorch, the reader is never divided. Defaults to True.
+            an evaluation on all ranks. Defaults to True.
         ragged: Type of ragged features, as in `fastpipe.torch.tensors`. CuPy supports only `"offsets"`, the default.
         sparse: Type of sparse features, as in `fastpipe.torch.tensors`, for PyTorch only. For `"csr"` and `"bag"`, set
             `layout="csr"` in the reader's `SparseSpec`. Otherwise offsets are computed and copied separately. Defaults
@@ -116,7 +113,7 @@ def iterator(
     chosen = framework or _installed()
     make: Callable[[Any], _Engine]
     if chosen == "torch":
-        passes, make = _with_torch(passes, distributed, ragged, sparse, strings)
+        make = _with_torch(ragged, sparse, strings)
     elif chosen == "cupy":
         if (ragged, sparse, strings) != ("offsets", "coo", "tensors"):
             raise ValueError(
@@ -125,6 +122,7 @@ def iterator(
         make = _with_cupy()
     else:
         raise ValueError(f'framework must be "torch" or "cupy"; got {framework!r}')
+    passes = shard_of_this_rank(passes, distributed=distributed)
     several = isinstance(device, Sequence) and not isinstance(device, str)
     engines = [make(each) for each in (device if several else [device])]
     if not engines:
@@ -142,23 +140,14 @@ def _installed() -> str:
     )
 
 
-def _with_torch(
-    passes: Passes, distributed: bool, ragged: RaggedAs, sparse: SparseAs, strings: StringsAs
-) -> tuple[Passes, Callable[[Any], _Engine]]:
+def _with_torch(ragged: RaggedAs, sparse: SparseAs, strings: StringsAs) -> Callable[[Any], _Engine]:
     try:
-        from fastpipe._interop.distributed import local_ranks, world
         from fastpipe._interop.tensors import Forms
         from fastpipe.cuda._torch import TorchEngine
     except ImportError as error:
         raise ImportError("fastpipe.cuda requires PyTorch for this: pip install 'fastpipe-data[torch]'") from error
-    if distributed and passes.world_size == 1:
-        rank, ranks, origin = world()
-        if ranks > 1:
-            passes = passes.share(ranks, rank)
-            passes.share_processors(local_ranks())
-            _LOG.info("rank %d of %d reads its shard (by %s)", rank, ranks, origin)
     forms = Forms(ragged, sparse, strings)
-    return passes, lambda device: TorchEngine(device, forms)
+    return lambda device: TorchEngine(device, forms)
 
 
 def _with_cupy() -> Callable[[Any], _Engine]:

@@ -48,7 +48,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from fastpipe._reader.passes import Passes, Position
+from fastpipe._interop.distributed import World
+from fastpipe._reader.passes import Passes, Position, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import StateError
 from fastpipe.jax._forms import (
@@ -76,13 +77,18 @@ _log = logging.getLogger("fastpipe")
 
 
 def iterator(
-    reader: Reader, *, sharding: jax.sharding.Sharding | None = None, pad_ragged: PadRagged = False
+    reader: Reader,
+    *,
+    sharding: jax.sharding.Sharding | None = None,
+    pad_ragged: PadRagged = False,
+    distributed: bool = True,
 ) -> DatasetIterator:
     """Returns an iterator over one pass of a reader, with batches as JAX arrays.
 
-    In a multi-process program (`jax.process_count() > 1`), each process reads its own shard of a reader without a rank,
-    as with `reader.shard(process_count, process_index)`. Processes that hold the same rows of a sharding read the same
-    shard. The logger `"fastpipe"` reports the division.
+    A reader without a rank is divided among the ranks of the program: the processes of JAX
+    (`jax.process_count()` and `jax.process_index()`) or, if there is only one, the ranks of the environment variables
+    RANK and WORLD_SIZE (set by torchrun). Processes that hold the same rows of a sharding read the same shard. The
+    division is logged (logger `fastpipe`, level INFO). A reader that has a rank is not divided again.
 
     Args:
         reader: Any reader. The iterator reads its next pass. To read another epoch, create another iterator, also after
@@ -98,6 +104,8 @@ def iterator(
             Padding consists of zeros after the last item. `offsets` don't include it, and `Ragged.mask` is False for
             it. Rows of a nested ragged feature are padded with empty rows. Padding copies the arrays. Defaults to
             False.
+        distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything, as in
+            an evaluation on all ranks. A sharding over several processes requires True. Defaults to True.
 
     Returns:
         An iterator of batches whose state can be saved.
@@ -133,21 +141,13 @@ def iterator(
         for name, spec in passes.features.items():
             check_dense(name, spec)
             check_divisible(name, (passes.batch_size * scale, *spec.shape), sharding)
-    own = passes
-    if jax.process_count() > 1 and passes.world_size == 1:
-        own = passes.share(shares, index)
-        _log.info(
-            "process %d of %d reads shard %d of %d of %r",
-            jax.process_index(),
-            jax.process_count(),
-            index,
-            shares,
-            passes,
-        )
-    elif scale > 1 and (passes.world_size, passes.rank) != (shares, index):
+    several = World(index, shares, "jax.process_index()") if jax.process_count() > 1 else None
+    own = shard_of_this_rank(passes, distributed=distributed, framework=several)
+    if scale > 1 and (own.world_size, own.rank) != (shares, index):
         raise ValueError(
             f"the sharding divides rows into {shares} shards, and this process holds shard {index}, but the reader is"
-            f" rank {passes.rank} of {passes.world_size}: omit rank and world_size, or pass these values"
+            f" rank {own.rank} of {own.world_size}: omit rank, world_size and distributed=False, or pass rank={index}"
+            f" and world_size={shares}"
         )
     return DatasetIterator(own, passes, sharding, scale, padded)
 

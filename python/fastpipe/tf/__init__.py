@@ -16,7 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
-from fastpipe._reader.passes import Passes, passes_of
+from fastpipe._interop.distributed import World
+from fastpipe._reader.passes import Passes, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.tf._forms import Array, Masked, columns_of
 from fastpipe.tf._parsing import parse_avro
@@ -26,7 +27,9 @@ __all__ = ["Masked", "dataset", "parse_avro"]
 
 
 @unconverted
-def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+def dataset(
+    reader: Reader, *, input_context: tf.distribute.InputContext | None = None, distributed: bool = True
+) -> tf.data.Dataset:
     """Returns a `tf.data.Dataset` of a reader's batches.
 
     Each iteration over it is a pass of the reader, which prefetches by itself. A further iteration closes the previous
@@ -45,14 +48,21 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
     TensorFlow doesn't add its usual `prefetch`, so the reader's state is the state after the last batch. (It does add
     one to a `map`, unless `options.experimental_optimization.map_parallelization` is False.)
 
-    Auto-sharding is off, because the reader handles ranks. Each worker of `tf.distribute` must read its own shard,
-    through `input_context` or the reader's `rank` and `world_size`. TensorFlow can't save the state of an iteration.
-    Save `reader.state_dict()`, which counts the batches that TensorFlow has taken, including prefetched ones.
+    A reader without a rank is divided among the ranks of the program: the input pipelines of `input_context`, or the
+    workers in the environment variable TF_CONFIG, or the ranks of RANK and WORLD_SIZE (set by torchrun). The division
+    is logged (logger `fastpipe`, level INFO). A reader that has a rank is not divided again. TensorFlow's auto-sharding
+    is off.
+
+    TensorFlow can't save the state of an iteration. Save `reader.state_dict()`, which counts the batches that
+    TensorFlow has taken, including prefetched ones. If the reader is divided here, use `reader.shard` instead, whose
+    result has the state.
 
     Args:
         reader: Reader whose batches the dataset yields.
         input_context: Context that `strategy.distribute_datasets_from_function` passes. The dataset then reads the
             shard of this input pipeline, `reader.shard(num_input_pipelines, input_pipeline_id)`. Defaults to None.
+        distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything, as in
+            an evaluation on all ranks. Defaults to True.
 
     Raises:
         TypeError: If `reader` isn't a reader.
@@ -65,9 +75,7 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
     `tf.errors.InvalidArgumentError` if fastpipe raises `ValueError`, as `tf.errors.NotFoundError` for a missing file,
     and otherwise as `tf.errors.UnknownError`. The message is fastpipe's.
     """
-    passes = passes_of(reader)
-    if input_context is not None:
-        passes = passes.share(input_context.num_input_pipelines, input_context.input_pipeline_id)
+    passes = shard_of_this_rank(passes_of(reader), distributed=distributed, framework=_world(input_context))
     if passes.shows_progress:
         raise ValueError("progress=True is not supported, since TensorFlow draws the batches; Keras has its own bar")
     layout = _layout(passes)
@@ -92,6 +100,20 @@ class _Source(Source):
     def start(self) -> tuple[Pass, list[Told]]:
         """Starts the reader's next pass."""
         return self._passes.start_in_engine(), []
+
+
+def _world(context: tf.distribute.InputContext | None) -> World | None:
+    """Returns the ranks that TensorFlow knows; None if it knows a single process."""
+    if context is not None:
+        return World(context.input_pipeline_id, context.num_input_pipelines, "input_context")
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    cluster = resolver.cluster_spec()
+    # With parameter servers, a single coordinator makes the datasets. An evaluator isn't a worker.
+    tasks = [(job, task) for job in ("chief", "worker") if job in cluster.jobs for task in cluster.task_indices(job)]
+    own = resolver.task_type, resolver.task_id
+    if "ps" in cluster.jobs or len(tasks) < 2 or own not in tasks:
+        return None
+    return World(tasks.index(own), len(tasks), "TF_CONFIG")
 
 
 def _layout(passes: Passes) -> Layout:

@@ -8,7 +8,6 @@ tuples and send them between processes, and `.to` is easily mapped over them.
 from __future__ import annotations
 
 import difflib
-import logging
 import multiprocessing
 import multiprocessing.context
 import os
@@ -21,7 +20,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from fastpipe._reader.ordering import within
-from fastpipe._reader.passes import Passes, passes_of
+from fastpipe._reader.passes import Passes, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import FastpipeError, StateError
 
@@ -30,7 +29,7 @@ try:
     import torch.utils.data
     from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
-    from fastpipe._interop.distributed import local_ranks, world
+    from fastpipe._interop.distributed import local_ranks
     from fastpipe._interop.tensors import (
         Bag,
         Forms,
@@ -64,8 +63,6 @@ __all__ = [
     "worker_info",
 ]
 
-_LOG = logging.getLogger("fastpipe")
-
 Selection: TypeAlias = "str | list[str] | tuple[Any, ...]"
 
 
@@ -94,9 +91,9 @@ def dataset(
     `num_workers=0` is simpler and usually several times faster, since the reader's own threads decode in advance.
     Workers help only if `map` or `collate_fn` is slow. Without either, the first pass with workers warns once.
 
-    In `torch.distributed`, a reader without a rank is divided among the ranks of the default process group. Before the
-    group exists, the environment variables RANK and WORLD_SIZE (set by torchrun) determine the ranks. The division is
-    logged (logger `fastpipe`, level INFO). A reader that has a rank is not divided again.
+    A reader without a rank is divided among the ranks of the program: those of the default process group of
+    `torch.distributed` or, before it exists, of the environment variables RANK and WORLD_SIZE (set by torchrun). The
+    division is logged (logger `fastpipe`, level INFO). A reader that has a rank is not divided again.
 
     All workers of a pass read the same epoch: the one that was next when the loader's `iter` was called. (With
     persistent workers, the epoch may be determined as late as when the first worker begins.) A pass that has yielded a
@@ -352,14 +349,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def _of_rank(self) -> Passes:
         """Returns the reader's passes, divided among the ranks as soon as there is more than one rank."""
-        passes = self._passes
-        if self._distributed and passes.world_size == 1:
-            rank, ranks, origin = world()
-            if ranks > 1:
-                passes = self._passes = passes.share(ranks, rank)
-                _LOG.info("rank %d of %d reads its shard (by %s)", rank, ranks, origin)
-                passes.share_processors(local_ranks())
-        return passes
+        self._passes = shard_of_this_rank(self._passes, distributed=self._distributed)
+        return self._passes
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned process has no process group, so the rank is determined now.
