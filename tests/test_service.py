@@ -248,7 +248,7 @@ def three() -> Iterator[list[Server]]:
     servers = [Server(read()) for _ in range(3)]
     yield servers
     for server in servers:
-        server.stop()
+        server.close()
 
 
 def test_several_servers_share_the_work_and_may_stop(three: list[Server]) -> None:
@@ -260,7 +260,7 @@ def test_several_servers_share_the_work_and_may_stop(three: list[Server]) -> Non
         if number == 30:
             assert sum(server.stats()["batches"] > 0 for server in three) >= 2
         if number in (30, 50):
-            three[number // 50].stop()
+            three[number // 50].close()
     assert found == ids(read())
 
 
@@ -272,9 +272,9 @@ def test_a_server_that_comes_back_is_used_again() -> None:
     for number, batch in enumerate(remote):
         found += ids([batch])
         if number == 20:
-            server.stop()
+            server.close()
             server = Server(read(), port=port)
-    server.stop()
+    server.close()
     assert found == ids(read())
 
 

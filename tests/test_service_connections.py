@@ -200,7 +200,7 @@ def test_a_forked_child_does_not_affect_the_server(stop: bool) -> None:
         assert len(list(fastpipe.connect(server.url))) == 20
         if (child := os.fork()) == 0:
             if stop:
-                server.stop()
+                server.close()
             del server
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0

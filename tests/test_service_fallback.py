@@ -130,11 +130,11 @@ def test_servers_go_and_come_back_within_a_pass(port: int) -> None:
     batches = iter(remote)
     found = ids(next(batches) for _ in range(10))
     for _ in range(2):
-        server.stop()
+        server.close()
         found += ids(next(batches) for _ in range(30))
         server = Server(read(), port=port)
         found += ids(_until(batches, lambda server=server: made(server) > 10))
-    server.stop()
+    server.close()
     assert found == ids(next_ for _, next_ in zip(range(len(found)), read(epochs=None), strict=False))
 
 
@@ -231,7 +231,7 @@ def servers() -> Iterator[list[Server]]:
     servers = [Server(slow()) for _ in range(3)]
     yield servers
     for server in servers:
-        server.stop()
+        server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -275,7 +275,7 @@ def test_all_servers_are_replaced_by_others(servers: list[Server]) -> None:
     for number, batch in enumerate(remote):
         found += ids([batch])
         if number in (30, 90):
-            servers[number // 60].stop()
+            servers[number // 60].close()
             directory.listed = [servers[number // 60 + 1].url]
     assert found == ids(slow())
 
@@ -290,7 +290,7 @@ def test_errors_of_a_directory_do_not_end_a_pass(servers: list[Server]) -> None:
         if number == 20:
             directory.listed = RuntimeError("the office is closed")
         if number == 60:
-            servers[0].stop()
+            servers[0].close()
         if number == 100:
             directory.listed = ["no URL"]
     assert found == ids(slow())
@@ -300,7 +300,7 @@ def test_a_pass_may_begin_before_its_servers(servers: list[Server]) -> None:
     directory = Listed([servers[0].url])
     remote = fastpipe.connect(directory)
     directory.listed = []
-    servers[0].stop()
+    servers[0].close()
     threading.Timer(0.5, lambda: setattr(directory, "listed", [servers[1].url])).start()
     assert ids(remote) == ids(slow())
     assert made(servers[1]) > 0
@@ -316,7 +316,7 @@ def test_without_servers_the_directory_says_why(servers: list[Server]) -> None:
         begun.extend(batch["id"].tolist() for batch in batches)
     assert begun == ids(itertools.islice(slow(epochs=None), len(begun)))
     directory.listed = RuntimeError("the office is closed")
-    servers[0].stop()
+    servers[0].close()
     with pytest.raises(fastpipe.errors.ServiceError, match="the office is closed"):
         list(remote)
     with pytest.raises(RuntimeError, match="the office is closed"):
@@ -341,9 +341,9 @@ def test_a_consumer_may_pause_for_longer_than_the_timeout(servers: list[Server])
     batches = iter(remote)
     found = [next(batches)]
     # The batches of the stopped server wait for room at another one.
-    servers[0].stop()
+    servers[0].close()
     time.sleep(4)
-    servers[1].stop()
+    servers[1].close()
     assert ids(found) + ids(batches) == ids(slow())
 
 

@@ -54,7 +54,7 @@ def servers() -> Iterator[list[Server]]:
     started = [read(epochs=2).serve() for _ in range(2)]
     yield started
     for server in started:
-        server.stop()
+        server.close()
 
 
 @order
@@ -81,7 +81,7 @@ def test_remote_workers_share_the_batches_though_a_server_stops(url: str, server
             first = used(worker, 1)
             begun.wait(60)
             if name == "w0":
-                servers[0].stop()
+                servers[0].close()
             found.extend(first + used(worker))
 
     together(threading.Thread(target=work, args=(f"w{i}",)) for i in range(4))
@@ -94,7 +94,7 @@ def test_remote_workers_share_the_batches_though_a_server_stops(url: str, server
 
 def test_without_servers_uncommitted_batches_become_free(url: str, servers: list[Server]) -> None:
     remote = fastpipe.connect(servers[0].url, prefetch=2, timeout=1)
-    servers[0].stop()
+    servers[0].close()
     with (
         pytest.raises(fastpipe.errors.ServiceError, match=str(servers[0].port)),
         remote.lease(url, worker="first", stretch=40) as worker,

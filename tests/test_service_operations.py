@@ -195,7 +195,7 @@ def test_clients_that_leave_are_logged(caplog: pytest.LogCaptureFixture) -> None
     assert wait_until(lambda: {"left", "cancelled"} & set(outcomes()))
     batches = iter(fastpipe.connect(server.url, prefetch=1))
     next(batches)
-    server.stop(grace=0.5)
+    server.close(grace=0.5)
     # A request that waits for its client ends when the client has left.
     batches.close()  # type: ignore[attr-defined]
     assert wait_until(lambda: len([each for each in outcomes() if each != "sent"]) >= 2)
@@ -288,8 +288,8 @@ def test_health_ends_with_the_server() -> None:
     server._ending.set()
     assert get(url + "/healthz")[:2] == (503, "stopping\n")
     assert get(url + "/metrics")[0] == 200
-    server.stop()
-    server.stop()
+    server.close()
+    server.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
     assert not [thread for thread in threading.enumerate() if thread.name == "fastpipe-metrics"]
@@ -372,7 +372,7 @@ def test_wrong_and_taken_ports_are_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port, free = taken.getsockname()[1], free_port()
         with pytest.raises(OSError, match=f"can't listen for metrics at 127.0.0.1:{port}"):
-            small().serve(f"grpc://127.0.0.1:{free}", metrics_port=port)
+            small().serve(host="127.0.0.1", port=free, metrics_port=port)
         # The server doesn't listen for clients either.
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", free))

@@ -689,27 +689,28 @@ class Reader:
         """
         return explain(self.stats(), self._data)
 
-    def serve(self, url: str = "grpc://127.0.0.1:0", **options: Any) -> Server:
+    def serve(self, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> Server:
         """Serves this reader's batches to clients, which call `fastpipe.connect` (extra `arrow`).
 
         Args:
-            url: Address to listen on, `grpc://host:port`. By default, any free port, for processes of this machine
-                only.
+            host: Address to listen on. By default, only processes of this machine can connect.
+            port: Port to listen on; 0 for any free port. Defaults to 0.
             **options: Options of `fastpipe.service.Server`: `token`, `tls`, `client_ca`, `max_passes`, `keep`,
                 `memory_limit`, `max_requests`, `metrics_port`, `metrics_host`.
 
         Returns:
-            The server, which runs until its `stop` method is called or its `with` block ends.
+            The server, which runs until its `close` method is called or its `with` block ends.
 
         Raises:
             ImportError: If pyarrow isn't installed.
             OSError: If the server can't listen on the address.
-            ValueError: If the URL is invalid, or if `Server` rejects an option.
+            TypeError: If `Server` has no such option.
+            ValueError: If `Server` rejects an argument.
         """
         require_pyarrow()
-        from fastpipe.service._server import listening
+        from fastpipe.service._server import Server
 
-        return listening(self, url, options)
+        return Server(self, host=host, port=port, **options)
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""

@@ -168,7 +168,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(f"serving {', '.join(sorted(server.names))} at {server.url}{metrics}", flush=True)
         server.wait()
     except KeyboardInterrupt:
-        if not server.stop():
+        if not server.close():
             # A client that doesn't read what was sent would keep the process alive.
             sys.stdout.flush()
             os._exit(0)

@@ -71,7 +71,7 @@ class ServerActor:
         """Ends the actor after clients have had `seconds` to leave it, and `grace` seconds to end their streams."""
         self._leaving.set()
         time.sleep(seconds)
-        self._server.stop(grace)
+        self._server.close(grace)
         ray.actor.exit_actor()
 
     def _register(self, name: str, directory: Any) -> None:

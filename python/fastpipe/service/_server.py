@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Self
 
 from fastpipe._fastpipe import FlightServer, Pass
 from fastpipe._reader.ordering import within
@@ -311,12 +310,12 @@ class Server:
         return self._flight.stats()
 
     def wait(self) -> None:
-        """Waits until the server is stopped. Ctrl-C interrupts the wait."""
+        """Waits until the server is closed. Ctrl-C interrupts the wait."""
         while not self._ending.wait(_TICK):
             pass
 
-    def stop(self, grace: float = 5.0) -> bool:
-        """Ends all passes and connections. Clients continue with other servers, if any. Stopping twice has no effect.
+    def close(self, grace: float = 5.0) -> bool:
+        """Ends all passes and connections. Clients continue with other servers, if any. Closing twice has no effect.
 
         Args:
             grace: Seconds to wait for clients to read what was sent to them. Defaults to 5.
@@ -338,7 +337,7 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.close()
 
     def __repr__(self) -> str:
         return f"<fastpipe.service.Server at {self.url} of {', '.join(self._served)}>"
@@ -353,21 +352,3 @@ class Server:
 def _from_here(host: str) -> str:
     """Returns the address of a server as clients on this machine write it in a URL."""
     return {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(host, shown(host))
-
-
-def listening(readers: Reader | Mapping[str, Reader], url: str, options: dict[str, Any]) -> Server:
-    """Starts a server that listens at a URL.
-
-    Raises:
-        ValueError: If the URL is invalid, or its scheme doesn't match the `tls` option.
-    """
-    try:
-        found = urlsplit(url)
-        host, port = found.hostname, 0 if found.port is None else found.port
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"a server's URL must be grpc://host:port; got {url!r:.200}: {error}") from None
-    if found.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or host is None:
-        raise ValueError(f"a server's URL must be grpc://host:port; got {url!r:.200}")
-    if (found.scheme == "grpc+tls") != (options.get("tls") is not None):
-        raise ValueError("a grpc+tls:// URL requires tls=(certificate, key), and tls requires such a URL")
-    return Server(readers, host=host, port=port, **options)
