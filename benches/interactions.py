@@ -213,7 +213,7 @@ def epochs(bench: Bench) -> None:
     points = len(data.items) * (1 + NEGATIVES)
 
     def by_fastpipe() -> int:
-        options: dict[str, Any] = {"negatives": NEGATIVES, "batch_size": BATCH, "seed": 1, "num_threads": threads}
+        options: dict[str, Any] = {"num_negatives": NEGATIVES, "batch_size": BATCH, "seed": 1, "num_threads": threads}
         with sampled() as peak:
             found = 0
             for batch in fastpipe.recsys.read_interactions(

@@ -95,7 +95,7 @@ class ExactSampler:
 
 def fed_by_fastpipe(data: fastpipe.recsys.Interactions, seed: int) -> Iterable[dict[str, torch.Tensor]]:
     """Returns fastpipe's batches as tensors that share the memory of the NumPy arrays."""
-    reader = fastpipe.recsys.read_interactions(data, negatives=NEGATIVES, batch_size=BATCH, seed=seed)
+    reader = fastpipe.recsys.read_interactions(data, num_negatives=NEGATIVES, batch_size=BATCH, seed=seed)
     return fastpipe.torch.dataset(reader)
 
 

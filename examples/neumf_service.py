@@ -63,7 +63,7 @@ class Drawn:
         return "candidates of " + {ratings!r}
 
 
-reader = fastpipe.recsys.read_interactions(data, negatives={negatives}, batch_size={batch}, seed={seed})
+reader = fastpipe.recsys.read_interactions(data, num_negatives={negatives}, batch_size={batch}, seed={seed})
 candidates = fastpipe.read_units(Drawn(), batch_size=Drawn.rows[0])
 sizes = {{"users": [data.num_users], "items": [data.num_items], "positives": [data.num_positives]}}
 sizes = fastpipe.from_arrow(pa.table(sizes), batch_size=1)

@@ -38,7 +38,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         ids = np.arange(120)
         positives = fastpipe.recsys.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
         default: dict[str, Any] = {"shuffle": False, "seed": 3}
-        return lambda **options: fastpipe.recsys.read_interactions(positives, negatives=1, **default | options)
+        return lambda **options: fastpipe.recsys.read_interactions(positives, num_negatives=1, **default | options)
     if request.param == "bags":
         return bags_of(tmp_path_factory.mktemp("bags") / "bags.avro")
     if request.param == "part of avro":
@@ -93,7 +93,7 @@ def rows_of_sqlite(path: Path, texts: list[str]) -> Make:
     connection.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
     connection.commit()
     connection.close()
-    return lambda **options: fastpipe.read_sql("SELECT * FROM t", f"sqlite:///{path}", partitions=7, **options)
+    return lambda **options: fastpipe.read_sql("SELECT * FROM t", f"sqlite:///{path}", num_partitions=7, **options)
 
 
 def part(whole: fastpipe.Reader, number: int, partitions: int) -> fastpipe.Reader:
@@ -119,7 +119,7 @@ def bags_of(path: Path) -> Make:
         fastavro.writer(file, fastavro.parse_schema(schema), rows, sync_interval=3000)
     pairs = [f"n{n}\x01{term}" for n in range(9) for term in ("", "t0", "t1")]
     features = {
-        "a": fastpipe.VocabularySpec(["n3", "n1"], field="word", on_unknown="bucket", buckets=5),
+        "a": fastpipe.VocabularySpec(["n3", "n1"], field="word", on_unknown="bucket", num_buckets=5),
         "bag": fastpipe.VocabularySpec(pairs, on_unknown="drop", on_null="mask"),
         "hashed": fastpipe.HashSpec(100, field="bag", on_null="fill"),
         "words": fastpipe.VocabularySpec([f"n{n}" for n in range(9)], on_unknown="drop"),

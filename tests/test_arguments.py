@@ -99,7 +99,7 @@ def test_other_calls_name_the_argument(path: str) -> None:
         (lambda: fastpipe.rebatch([], 4, drop_last="no"), "drop_last must be True or False"),
         (lambda: fastpipe.rebatch([], 4, copy=1), "copy must be True or False"),
         (
-            lambda: fastpipe.recsys.read_interactions(arrays, batch_size=2, negatives=1, repeats="no"),
+            lambda: fastpipe.recsys.read_interactions(arrays, batch_size=2, num_negatives=1, repeats="no"),
             "repeats must be True or False",
         ),
         (

@@ -46,7 +46,9 @@ def make(request: pytest.FixtureRequest, data: samples.Data) -> Make:
         return data.read
     ids = np.arange(100)
     positives = fastpipe.recsys.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
-    return lambda **options: fastpipe.recsys.read_interactions(positives, negatives=1, **{"shuffle": False, **options})
+    return lambda **options: fastpipe.recsys.read_interactions(
+        positives, num_negatives=1, **{"shuffle": False, **options}
+    )
 
 
 def ids(table: pa.Table) -> list[Any]:

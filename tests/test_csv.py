@@ -320,7 +320,7 @@ def test_vocabularies_and_hashes() -> None:
     of = lambda spec: next(iter(fastpipe.read_csv(data, features={"w": spec}, batch_size=5)))["w"]  # noqa: E731
     masked = of(fastpipe.VocabularySpec(keys, on_unknown="error", on_null="mask"))
     assert masked.valid.tolist() == [True, True, False, False, True]
-    assert of(fastpipe.VocabularySpec(["a"], on_unknown="bucket", buckets=1, fill=9)).tolist() == [0, 1, 9, 9, 1]
+    assert of(fastpipe.VocabularySpec(["a"], on_unknown="bucket", num_buckets=1, fill=9)).tolist() == [0, 1, 9, 9, 1]
     with pytest.raises(
         fastpipe.errors.ValueRangeError, match=r'feature \'w\': expected a key .* found the key "b.*record 1'
     ):

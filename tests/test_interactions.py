@@ -46,7 +46,7 @@ def large() -> Interactions:
 
 
 def read(data: Interactions, **options: Any) -> fastpipe.Reader:
-    return read_interactions(data, **({"batch_size": 128, "negatives": NEGATIVES, "seed": 7} | options))
+    return read_interactions(data, **({"batch_size": 128, "num_negatives": NEGATIVES, "seed": 7} | options))
 
 
 def points(batches: Any) -> list[tuple[int, int, int]]:
@@ -189,7 +189,7 @@ def test_tensorflow_accepts_them(data: Interactions) -> None:
 )
 def test_the_type_of_items(items: int, dtype: Any, expected: str) -> None:
     last = Interactions.from_arrays([0, 0, 1], [items - 1, 1, items - 2], users=[0, 1], items=np.arange(items))
-    reader = read(last, negatives=500, **({} if dtype is None else {"item_dtype": dtype}))
+    reader = read(last, num_negatives=500, **({} if dtype is None else {"item_dtype": dtype}))
     assert reader.features["item"].dtype == expected
     found = points(reader)
     check_epoch(last, found, 500)
@@ -219,7 +219,7 @@ def test_invalid_item_types(data: Interactions) -> None:
 @pytest.mark.parametrize("negatives", [0, 1, NEGATIVES])
 @pytest.mark.parametrize("repeats", [True, False])
 def test_each_positive_comes_once_an_epoch(data: Interactions, shuffle: Any, negatives: int, repeats: bool) -> None:
-    reader = read(data, shuffle=shuffle, negatives=negatives, repeats=repeats, epochs=2)
+    reader = read(data, shuffle=shuffle, num_negatives=negatives, repeats=repeats, epochs=2)
     assert reader.num_rows == len(data) * (1 + negatives)
     assert len(reader) == 2 * -(-reader.num_rows // 128)
     found = points(reader)
@@ -232,7 +232,7 @@ def test_each_positive_comes_once_an_epoch(data: Interactions, shuffle: Any, neg
 
 
 def test_several_shards(large: Interactions) -> None:
-    reader = read(large, batch_size=10_000, negatives=4)
+    reader = read(large, batch_size=10_000, num_negatives=4)
     assert len(large._positives.full_users(NegativeSampling(4))) == 0
     assert reader._data.handle.unit_rows().size == 5
     check_batches(large, list(reader), 4)
@@ -288,7 +288,7 @@ def refusal(reader: fastpipe.Reader) -> str | None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_memory_limit_changes_no_row(large: Interactions, negatives: int, threads: int) -> None:
     """The rows are those without a limit, or an error names a buffer that fits."""
-    options = {"batch_size": 1000, "negatives": negatives, "num_threads": threads}
+    options = {"batch_size": 1000, "num_negatives": negatives, "num_threads": threads}
     expected = samples.digests(read(large, **options))
     # The engine's estimate for a shard of 32,000 positives, plus a margin.
     largest = 32_100 * 5 * (1 + negatives) + (64 << 10)
@@ -315,7 +315,7 @@ def test_a_memory_limit_changes_no_row(large: Interactions, negatives: int, thre
 
 
 def test_a_limit_includes_the_permutation(large: Interactions) -> None:
-    options = {"batch_size": 1000, "negatives": 20}
+    options = {"batch_size": 1000, "num_negatives": 20}
     rows = read(large, **options).num_rows
     with pytest.raises(fastpipe.errors.LimitError, match="the order of shuffle_buffer=") as caught:
         iter(read(large, **options, shuffle_buffer=rows, memory_limit=1 << 20))
@@ -471,14 +471,14 @@ def test_points_are_stable() -> None:
     users = [user for user in range(9) for _ in range(user)]
     items = [(user * user + 3 * k) % 11 for user in range(9) for k in range(user)]
     data = Interactions.from_arrays(users, items, items=range(11))
-    plain = {"negatives": 2, "batch_size": 15, "shuffle": False}
+    plain = {"num_negatives": 2, "batch_size": 15, "shuffle": False}
     for options, expected in (
         ({}, [1, 4, 8, 4, 2, 0, 7, 2, 0, 1, 5, 2, 4, 5, 3]),
         ({"repeats": False}, [1, 4, 8, 4, 2, 1, 7, 2, 1, 1, 5, 2, 4, 5, 0]),
         ({"sampling": "popularity", "on_full": "skip"}, [1, 8, 0, 4, 1, 1, 7, 1, 2, 1, 7, 8, 4, 7, 0]),
     ):
         assert next(iter(read(data, **plain, **options)))["item"].tolist() == expected
-    first = next(iter(read(data, negatives=2, batch_size=12)))
+    first = next(iter(read(data, num_negatives=2, batch_size=12)))
     assert first["user"].tolist() == [7, 7, 5, 2, 7, 7, 5, 4, 7, 6, 5, 1]
     assert first["item"].tolist() == [3, 3, 0, 5, 0, 3, 8, 10, 5, 5, 5, 2]
     assert first["label"].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0]
@@ -493,7 +493,7 @@ def test_points_are_stable() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"negatives": 2}, "the dataset's negatives was 3 and is 2"),
+        ({"num_negatives": 2}, "the dataset's negatives was 3 and is 2"),
         ({"repeats": False}, "the dataset's repeats was True and is False"),
         ({"sampling": "popularity"}, "the dataset's sampling was 'uniform' and is 'popularity'"),
         ({"on_full": "skip"}, "the dataset's on_full was 'error' and is 'skip'"),
@@ -540,15 +540,15 @@ def test_a_user_who_has_everything_is_named_or_skipped() -> None:
     assert all(item in (4, 5) for user, item, label in found if user == 1 and not label)
     # The other users draw the same negatives as without that user.
     assert reader.num_rows == len(found) == 5 * (1 + NEGATIVES)
-    assert {label for _, _, label in points(read(data, negatives=0))} == {1}
+    assert {label for _, _, label in points(read(data, num_negatives=0))} == {1}
 
 
 def test_more_negatives_than_unseen_items() -> None:
     data = full()
     with pytest.raises(UnseenItemsError, match="fewer than 3 unseen items, too few for that many different") as caught:
-        read(data, repeats=False, negatives=3, on_full="error")
+        read(data, repeats=False, num_negatives=3, on_full="error")
     assert caught.value.user == "c"
-    found = points(read(data, repeats=False, negatives=3, on_full="skip"))
+    found = points(read(data, repeats=False, num_negatives=3, on_full="skip"))
     assert {user for user, _, _ in found} == {3}
     nobody = Interactions.from_arrays([0, 0, 1, 1], [0, 1, 0, 1])
     with pytest.raises(UnseenItemsError, match=r"the user 0 has no unseen items .*as do 1 others"):
@@ -569,9 +569,9 @@ def test_no_item_can_be_drawn_by_popularity() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"negatives": -1}, ValueError, "negatives must be between 0"),
-        ({"negatives": 2.5}, TypeError, "negatives must be an integer"),
-        ({"negatives": True}, TypeError, "negatives must be an integer; got True"),
+        ({"num_negatives": -1}, ValueError, "num_negatives must be between 0"),
+        ({"num_negatives": 2.5}, TypeError, "num_negatives must be an integer"),
+        ({"num_negatives": True}, TypeError, "num_negatives must be an integer; got True"),
         ({"batch_size": 0}, ValueError, "batch_size must be between 1"),
         ({"seed": 2**64}, ValueError, "seed must be between 0"),
         ({"sampling": "hard"}, ValueError, 'sampling must be "uniform" or "popularity"'),
@@ -600,7 +600,7 @@ def test_other_objects_are_rejected() -> None:
 
 
 def test_a_large_power_has_no_infinities(data: Interactions) -> None:
-    check_epoch(data, points(read(data, sampling="popularity", power=300, on_full="skip", negatives=1)), 1)
+    check_epoch(data, points(read(data, sampling="popularity", power=300, on_full="skip", num_negatives=1)), 1)
 
 
 def test_repr_and_features_of_readers(data: Interactions) -> None:

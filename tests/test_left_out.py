@@ -32,7 +32,9 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return lambda **options: fastpipe.from_arrays(table, **options)
     ids = np.arange(100)
     positives = fastpipe.recsys.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
-    return lambda **options: fastpipe.recsys.read_interactions(positives, negatives=1, **{"shuffle": False, **options})
+    return lambda **options: fastpipe.recsys.read_interactions(
+        positives, num_negatives=1, **{"shuffle": False, **options}
+    )
 
 
 def yielded(reader: fastpipe.Reader) -> int:

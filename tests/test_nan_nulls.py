@@ -51,7 +51,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "units": lambda **options: fastpipe.read_units(Slices(table, 17, table.schema), **options),
         "parquet": lambda **options: fastpipe.read_parquet(path, **options),
         "arrow file": lambda **options: fastpipe.read_arrow(path, **options),
-        "sql": lambda **options: fastpipe.read_sql("SELECT * FROM t", f"sqlite:///{path}", partitions=3, **options),
+        "sql": lambda **options: fastpipe.read_sql("SELECT * FROM t", f"sqlite:///{path}", num_partitions=3, **options),
         "local service": lambda **options: (
             services.enter_context(fastpipe.service.LocalService(fastpipe.from_arrow(table, **options))).reader
         ),

@@ -42,7 +42,7 @@ def positives() -> Interactions:
 
 @pytest.mark.parametrize("negatives", [1, 4, 7])
 def test_unseen_items_are_equally_likely(positives: Interactions, negatives: int) -> None:
-    counts = tally(Fastpipe(positives, negatives=negatives), positives, NEGATIVES)
+    counts = tally(Fastpipe(positives, num_negatives=negatives), positives, NEGATIVES)
     per_epoch = np.diff(positives.indptr) * negatives
     assert (counts.sum(axis=1) % np.maximum(per_epoch, 1) == 0).all()
     assert min(fairness(counts, seen(positives))) > ALPHA
@@ -70,17 +70,19 @@ def test_a_twin_that_draws_positives_fails(positives: Interactions) -> None:
 
 @pytest.mark.parametrize("negatives", [2, 4, 9])
 def test_sets_without_repeats_are_equally_likely(positives: Interactions, negatives: int) -> None:
-    reading = Fastpipe(positives, negatives=negatives, repeats=False)
+    reading = Fastpipe(positives, num_negatives=negatives, repeats=False)
     counts = tally(reading, positives, NEGATIVES // 4)
     assert fairness_of_sets(counts, seen(positives), negatives) > ALPHA
-    for _, items in Fastpipe(positives, negatives=negatives, repeats=False, batch_size=(1 + negatives) * 1000)(3, 1):
+    for _, items in Fastpipe(positives, num_negatives=negatives, repeats=False, batch_size=(1 + negatives) * 1000)(
+        3, 1
+    ):
         sets = np.sort(items.reshape(-1, negatives), axis=1)
         assert (sets[:, 1:] > sets[:, :-1]).all()
 
 
 def test_sets_with_repeats_are_not_equally_likely(positives: Interactions) -> None:
     """Proves that the test above fails for draws with repeats."""
-    counts = tally(Fastpipe(positives, negatives=9), positives, NEGATIVES // 4)
+    counts = tally(Fastpipe(positives, num_negatives=9), positives, NEGATIVES // 4)
     assert fairness_of_sets(counts, seen(positives), 9) < ALPHA
 
 
@@ -93,7 +95,7 @@ def test_few_unseen_items_without_repeats(unseen: int) -> None:
     )
     orders: list[tuple[int, ...]] = []
     for epoch in range(60):
-        for users, drawn in Fastpipe(few, negatives=unseen, repeats=False)(5, epoch):
+        for users, drawn in Fastpipe(few, num_negatives=unseen, repeats=False)(5, epoch):
             orders += map(tuple, drawn[users == 0].reshape(-1, unseen).tolist())
     found, counts = np.unique(orders, axis=0, return_counts=True)
     assert np.sort(found, axis=1).tolist() == [list(range(unseen))] * len(found)
@@ -124,7 +126,7 @@ def test_power_zero_is_uniform(positives: Interactions) -> None:
 
 def drawn(positives: Interactions, seed: int, epoch: int, **options: Any) -> np.ndarray:
     """Returns the draws of an epoch, `[positives, negatives]`, as numbers that should be uniform and independent."""
-    reading = Fastpipe(positives, negatives=4, **options)
+    reading = Fastpipe(positives, num_negatives=4, **options)
     parts = list(reading(seed, epoch))
     points = np.concatenate([users for users, _ in parts]), np.concatenate([items for _, items in parts])
     return uniforms(positives, points, seed).reshape(-1, 4)

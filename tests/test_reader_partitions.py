@@ -44,7 +44,7 @@ def test_each_row_is_in_one_partition(tmp_path_factory: pytest.TempPathFactory, 
     parts = reader.partition(count)
     assert 1 <= len(parts) <= min(count, len(blocks))
     assert [part.number for part in parts] == list(range(len(parts)))
-    assert {part.partitions for part in parts} == {len(parts)}
+    assert {part.num_partitions for part in parts} == {len(parts)}
     assert (parts[0].start, parts[-1].stop) == (0, len(blocks))
     assert all(one.stop == other.start for one, other in pairwise(parts))
     assert [i for part in parts for i in ids(reader.read_partition(part))] == list(range(sum(blocks)))
@@ -108,7 +108,7 @@ def test_partitions_have_the_negatives_of_the_whole() -> None:
             for i in range(len(batch["user"]))
         ]
 
-    reader = fastpipe.recsys.read_interactions(positives, batch_size=500, negatives=2, shuffle=False, seed=1)
+    reader = fastpipe.recsys.read_interactions(positives, batch_size=500, num_negatives=2, shuffle=False, seed=1)
     parts = reader.partition(3)
     assert [point for part in parts for point in points(reader.read_partition(part))] == points(reader)
 
@@ -118,8 +118,8 @@ def test_unsupported_partitions_are_refused(tmp_path: Path) -> None:
     reader = fastpipe.read_avro(path, batch_size=32)
     (part,) = reader.partition(1)
     cases: list[tuple[Any, type[Exception], str]] = [
-        (lambda: reader.partition(0), ValueError, "partitions must be between 1"),
-        (lambda: reader.partition("2"), TypeError, "partitions must be an integer"),  # type: ignore[arg-type]
+        (lambda: reader.partition(0), ValueError, "num_partitions must be between 1"),
+        (lambda: reader.partition("2"), TypeError, "num_partitions must be an integer"),  # type: ignore[arg-type]
         (lambda: fastpipe.sample(reader, 7).partition(1), ValueError, "cannot partition a sample"),
         (lambda: reader.read_partition(tuple(part)), TypeError, "got tuple. From JSON: Partition"),  # type: ignore[arg-type]
         (

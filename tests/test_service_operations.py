@@ -139,7 +139,7 @@ def logged(folder: Path, *arguments: str) -> list[str]:
         with pytest.raises(fastpipe.errors.ServiceError, match="token"):
             fastpipe.connect(server.url, token="open barley", timeout=60)
         with pytest.raises(fastpipe.errors.MalformedFileError):
-            list(fastpipe.connect(server.url, reader="broken", token=SECRET))
+            list(fastpipe.connect(server.url, name="broken", token=SECRET))
         assert server.end(signal.SIGTERM) == 0
     lines = log.read_text().splitlines()
     assert SECRET not in "\n".join(lines)

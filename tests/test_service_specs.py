@@ -110,7 +110,7 @@ DIFFERING = {
     "columns": (avro(columns=["a", "word"]), avro(columns=["a"])),
     "vocabulary": (avro({"word": BUCKET(WORDS)}), avro({"word": BUCKET(WORDS[::-1])})),
     "vocabulary of CSV": (csv({"word": BUCKET(WORDS)}), csv({"word": BUCKET(["w3", "w1", "w2"])})),
-    "buckets": (avro({"word": BUCKET(WORDS, buckets=2)}), avro({"word": BUCKET(WORDS, buckets=3)})),
+    "buckets": (avro({"word": BUCKET(WORDS, num_buckets=2)}), avro({"word": BUCKET(WORDS, num_buckets=3)})),
     "hash buckets": (avro({"word": HASH(10)}), avro({"word": HASH(11)})),
     "hash seed": (avro({"word": HASH(10)}), avro({"word": HASH(10, seed=1)})),
     "hash separator": (avro({"bag": HASH(10)}), avro({"bag": HASH(10, separator=",")})),

@@ -56,7 +56,7 @@ def test_states_resume_at_every_step(database: Database, shuffle: Any) -> None:
     def read() -> fastpipe.Reader:
         query = "SELECT id, g, x FROM t"
         return fastpipe.read_sql(
-            query, database.connection, partitions=7, batch_size=32, shuffle=shuffle, seed=3, epochs=2
+            query, database.connection, num_partitions=7, batch_size=32, shuffle=shuffle, seed=3, epochs=2
         )
 
     reader = read()
@@ -73,7 +73,7 @@ def test_states_resume_at_every_step(database: Database, shuffle: Any) -> None:
 
 
 def test_partitions_are_read_separately(database: Database) -> None:
-    reader = fastpipe.read_sql("SELECT id, k FROM t", database.connection, partitions=8, batch_size=16)
+    reader = fastpipe.read_sql("SELECT id, k FROM t", database.connection, num_partitions=8, batch_size=16)
     parts = reader.partition(3)
     found = [values(reader.read_partition(part)) for part in parts]
     assert sorted([row for each in found for row in each]) == [3 * i for i in range(300)]
@@ -81,7 +81,7 @@ def test_partitions_are_read_separately(database: Database) -> None:
 
 
 def test_rows_are_located(database: Database) -> None:
-    reader = fastpipe.read_sql("SELECT id FROM t", database.connection, partitions=3, batch_size=16)
+    reader = fastpipe.read_sql("SELECT id FROM t", database.connection, num_partitions=3, batch_size=16)
     place = reader.locate(10, 5)
     assert place.name.startswith("partition 1 of 3 of the query, where ")
     assert reader.batch_at(10)["id"][5] == 3 * 165
@@ -95,7 +95,7 @@ def test_columns_that_cannot_be_null_are_plain_arrays(database: Database) -> Non
 
 @pytest.mark.parametrize("columns", [["g"], ["x", "id"], ["b"]])
 def test_only_requested_columns_are_read(database: Database, columns: list[str]) -> None:
-    reader = fastpipe.read_sql("SELECT * FROM t", database.connection, partitions=4, batch_size=50, columns=columns)
+    reader = fastpipe.read_sql("SELECT * FROM t", database.connection, num_partitions=4, batch_size=50, columns=columns)
     whole = database.run(f"SELECT {', '.join(columns)} FROM t")
     assert multiset(row for batch in reader for row in rows_of(batch)) == multiset(whole)
 
@@ -105,13 +105,13 @@ def test_only_requested_columns_are_read(database: Database, columns: list[str])
     ["SELECT id FROM t WHERE 1 = 0", "SELECT g, x FROM t WHERE id < 0 -- nothing", "SELECT 1 AS one WHERE 1 = 0"],
 )
 def test_empty_results(database: Database, query: str) -> None:
-    reader = fastpipe.read_sql(query, database.connection, partitions=7, batch_size=4)
+    reader = fastpipe.read_sql(query, database.connection, num_partitions=7, batch_size=4)
     assert (reader.num_rows, list(reader)) == (0, [])
     assert fastpipe.sql.partition_sql(query, database.connection).partitions == []
 
 
 def test_one_row(database: Database) -> None:
-    reader = fastpipe.read_sql("SELECT 5 AS five", database.connection, partitions=100, batch_size=4)
+    reader = fastpipe.read_sql("SELECT 5 AS five", database.connection, num_partitions=100, batch_size=4)
     assert [np.asarray(batch["five"].values).tolist() for batch in reader] == [[5]]
 
 
@@ -163,13 +163,13 @@ def test_aggregates_without_order_are_refused(database: Database) -> None:
     ],
 )
 def test_deterministic_queries_are_read(database: Database, query: str) -> None:
-    reader = fastpipe.read_sql(query, database.connection, partitions=4, batch_size=32)
+    reader = fastpipe.read_sql(query, database.connection, num_partitions=4, batch_size=32)
     assert sorted(values(reader)) == [3 * i for i in range(300)]
 
 
 def test_array_aggregates_with_order_are_read(postgres_url: str) -> None:
     query = "SELECT g % 3 AS k, array_agg(g ORDER BY g) AS a FROM generate_series(1, 30) AS s (g) GROUP BY g % 3"
-    (batch,) = fastpipe.read_sql(query, postgres_url, by="k", partitions=2, batch_size=3)
+    (batch,) = fastpipe.read_sql(query, postgres_url, by="k", num_partitions=2, batch_size=3)
     assert batch["a"].values.offsets.tolist() == [0, 10, 20, 30]
     with pytest.raises(fastpipe.errors.StorageError, match=r"one-dimensional array"):
         fastpipe.read_sql("SELECT ARRAY[[1, 2], [3, 4]] AS a", postgres_url, batch_size=3).batch_at(0)
@@ -221,8 +221,8 @@ def test_other_statements_are_refused(database: Database, query: str, match: str
         ({"by": "nosuch"}, fastpipe.errors.SchemaError, "'nosuch', which isn't a column of the result: id, g"),
         ({"by": 3}, TypeError, "by must be a column's name, a list of names or None; got 3"),
         ({"by": []}, ValueError, "by must name at least one column"),
-        ({"partitions": 0}, ValueError, "partitions must be from 1 to 65536, or 'auto'; got 0"),
-        ({"partitions": "many"}, TypeError, "partitions must be an integer or 'auto'; got 'many'"),
+        ({"num_partitions": 0}, ValueError, "num_partitions must be from 1 to 65536, or 'auto'; got 0"),
+        ({"num_partitions": "many"}, TypeError, "num_partitions must be an integer or 'auto'; got 'many'"),
         ({"parameters": "abc"}, TypeError, "parameters must be a sequence, a mapping or None; got 'abc'"),
         ({"columns": ["nosuch"]}, fastpipe.errors.SchemaError, "nosuch"),
     ],
@@ -273,7 +273,7 @@ def test_connection_refused() -> None:
 def test_parameters_are_data(database: Database, text: str) -> None:
     mark = "%s" if database.name == "postgres" else "?"
     query = f"SELECT id, g FROM t WHERE g = {mark}"
-    reader = fastpipe.read_sql(query, database.connection, parameters=[text], partitions=4, batch_size=16)
+    reader = fastpipe.read_sql(query, database.connection, parameters=[text], num_partitions=4, batch_size=16)
     quoted = text.replace("'", "''")
     assert sorted(values(reader)) == sorted(row[0] for row in database.run(f"SELECT id FROM t WHERE g = '{quoted}'"))
     assert database.run("SELECT count(*) FROM t")[0][0] == 300
@@ -282,7 +282,7 @@ def test_parameters_are_data(database: Database, text: str) -> None:
 def test_parameters_by_name(database: Database) -> None:
     mark = {"sqlite": ":least", "duckdb": "$least", "postgres": "%(least)s"}[database.name]
     query = f"SELECT id FROM t WHERE id >= {mark} AND id <> {mark} + 3"
-    reader = fastpipe.read_sql(query, database.connection, parameters={"least": 600}, partitions=4, batch_size=16)
+    reader = fastpipe.read_sql(query, database.connection, parameters={"least": 600}, num_partitions=4, batch_size=16)
     assert sorted(values(reader)) == [600, *range(606, 900, 3)]
 
 
@@ -299,12 +299,12 @@ def test_any_name_of_a_column(database: Database, name: str) -> None:
     if database.name == "postgres" and "%" in name:
         query = query.replace("%", "%")
     for by in (None, name):
-        reader = fastpipe.read_sql(query, database.connection, by=by, partitions=3, batch_size=16)
+        reader = fastpipe.read_sql(query, database.connection, by=by, num_partitions=3, batch_size=16)
         assert sorted(values(reader, name)) == list(range(0, 90, 3))
 
 
 def test_keys_whose_ties_cannot_be_split(database: Database) -> None:
-    plan = fastpipe.sql.partition_sql("SELECT z FROM t", database.connection, partitions=20, by="z")
+    plan = fastpipe.sql.partition_sql("SELECT z FROM t", database.connection, num_partitions=20, by="z")
     most = max(count for _, count in database.run("SELECT z, count(*) FROM t GROUP BY z"))
     assert plan.heaviest == most
     assert max(part.rows for part in plan.partitions) == most
@@ -314,17 +314,17 @@ def test_keys_whose_ties_cannot_be_split(database: Database) -> None:
 
 def test_a_second_column_splits_ties(database: Database) -> None:
     plan = fastpipe.sql.partition_sql(
-        "SELECT z, id FROM t WHERE id >= 0 GROUP BY z, id", database.connection, partitions=20
+        "SELECT z, id FROM t WHERE id >= 0 GROUP BY z, id", database.connection, num_partitions=20
     )
     assert plan.skew <= 1.25
-    both = fastpipe.sql.partition_sql("SELECT z, id FROM t", database.connection, partitions=20, by=["z", "id"])
+    both = fastpipe.sql.partition_sql("SELECT z, id FROM t", database.connection, num_partitions=20, by=["z", "id"])
     assert both.skew <= 1.25
     assert both.by == ("z", "id")
 
 
 @pytest.mark.parametrize("query", ["SELECT id FROM t", "SELECT g, x FROM t", "SELECT z FROM t GROUP BY z"])
 def test_planning_runs_two_queries_and_a_sample(database: Database, query: str) -> None:
-    plan = fastpipe.sql.partition_sql(query, database.connection, partitions=10)
+    plan = fastpipe.sql.partition_sql(query, database.connection, num_partitions=10)
     ends = [text for text in plan.queries if "LIMIT 1)" in text]
     bounded = [text for text in plan.queries if "LIMIT" in text and text not in ends]
     assert len(ends) <= 1
@@ -333,7 +333,7 @@ def test_planning_runs_two_queries_and_a_sample(database: Database, query: str) 
 
 
 def test_plans_depend_only_on_the_data(database: Database) -> None:
-    plans = [fastpipe.sql.partition_sql("SELECT * FROM t", database.connection, partitions=9) for _ in range(2)]
+    plans = [fastpipe.sql.partition_sql("SELECT * FROM t", database.connection, num_partitions=9) for _ in range(2)]
     assert plans[0].partitions == plans[1].partitions
     assert fastpipe.sql.partition_sql("SELECT * FROM t", database.connection, preferred_rows=30).partitions[9].rows > 20
 
@@ -347,7 +347,7 @@ def _read_in_child(reader: fastpipe.Reader, results: Any) -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_other_processes(database: Database, method: str) -> None:
-    reader = fastpipe.read_sql("SELECT id FROM t", database.connection, partitions=5, batch_size=16)
+    reader = fastpipe.read_sql("SELECT id FROM t", database.connection, num_partitions=5, batch_size=16)
     if database.name == "duckdb":
         with pytest.raises(TypeError, match="can't be pickled: open the database by its URL"):
             pickle.dumps(reader)
@@ -450,17 +450,17 @@ def test_keys_of_any_pattern_are_cut_evenly(tmp_path: Path, keys: str) -> None:
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
         connection.executemany("INSERT INTO t VALUES (?)", [(key,) for key in np.unique(found).tolist()])
     connection.close()
-    plan = fastpipe.sql.partition_sql("SELECT id FROM t", f"sqlite:///{tmp_path}/t.db", partitions=10)
+    plan = fastpipe.sql.partition_sql("SELECT id FROM t", f"sqlite:///{tmp_path}/t.db", num_partitions=10)
     assert (len(plan.partitions), plan.by, plan.skew_bound) == (10, ("id",), 1.0)
     assert plan.skew <= 1.25
-    reader = fastpipe.read_sql("SELECT id FROM t", f"sqlite:///{tmp_path}/t.db", partitions=10, batch_size=999)
+    reader = fastpipe.read_sql("SELECT id FROM t", f"sqlite:///{tmp_path}/t.db", num_partitions=10, batch_size=999)
     assert sorted(values(reader)) == np.unique(found).tolist()
 
 
 @pytest.mark.parametrize("wal", [True, False])
 def test_sqlite_reads_one_snapshot(tmp_path: Path, wal: bool) -> None:
     database = sql_databases.sqlite(tmp_path / "t.db", 300, wal=wal)
-    reader = fastpipe.read_sql("SELECT id, k FROM t", database.connection, partitions=10, batch_size=16)
+    reader = fastpipe.read_sql("SELECT id, k FROM t", database.connection, num_partitions=10, batch_size=16)
     before = values(reader)
     other = sqlite3.connect(tmp_path / "t.db", timeout=30)
     other.execute("DELETE FROM t WHERE id % 2 = 0")
@@ -488,7 +488,7 @@ def test_files_that_cannot_be_written_are_read(file: Database, tmp_path: Path) -
         connection.executemany("INSERT INTO t VALUES (?)", [(i,) for i in range(100)])
     connection.close()
     path.chmod(0o444)
-    assert values(fastpipe.read_sql("SELECT id FROM t", f"sqlite:///{path}", partitions=3, batch_size=8)) == [
+    assert values(fastpipe.read_sql("SELECT id FROM t", f"sqlite:///{path}", num_partitions=3, batch_size=8)) == [
         *range(100)
     ]
 
@@ -500,7 +500,7 @@ def test_readers_resume_after_a_server_restart() -> None:
     server = servers.Postgres(programs)
     try:
         database = sql_databases.postgres(server.new_database(), 300)
-        reader = fastpipe.read_sql("SELECT id FROM t", database.connection, partitions=10, batch_size=16)
+        reader = fastpipe.read_sql("SELECT id FROM t", database.connection, num_partitions=10, batch_size=16)
         state = reader.state_dict()
         batches = iter(reader)
         next(batches)
@@ -512,7 +512,7 @@ def test_readers_resume_after_a_server_restart() -> None:
         with pytest.raises(fastpipe.errors.StorageError, match="the reader's snapshot no longer exists"):
             values(reader)
         # The data and its order are unchanged, so a new reader accepts the state.
-        again = fastpipe.read_sql("SELECT id FROM t", database.connection, partitions=10, batch_size=16)
+        again = fastpipe.read_sql("SELECT id FROM t", database.connection, num_partitions=10, batch_size=16)
         again.load_state_dict(state)
         assert sorted(values(again)) == [3 * i for i in range(300)]
     finally:
@@ -534,7 +534,7 @@ def test_connection_factories(file: Database) -> None:
     def connect() -> Any:
         return adbc_driver_sqlite.dbapi.connect(path, autocommit=True)
 
-    reader = fastpipe.read_sql("SELECT id FROM t", connect, partitions=3, batch_size=99)
+    reader = fastpipe.read_sql("SELECT id FROM t", connect, num_partitions=3, batch_size=99)
     assert sorted(values(reader)) == [3 * i for i in range(300)]
 
 
@@ -552,7 +552,7 @@ def test_connection_factories_of_postgresql(postgres_url: str) -> None:
         query = "SELECT id, g, s, n, ts, u FROM t"
         for by in ("id", "g", "s", "n", "ts", "u"):
             readers = [
-                fastpipe.read_sql(query, how, by=by, partitions=3, batch_size=99) for how in (connect, postgres_url)
+                fastpipe.read_sql(query, how, by=by, num_partitions=3, batch_size=99) for how in (connect, postgres_url)
             ]
             assert readers[0].features == readers[1].features
             assert values(readers[0]) == values(readers[1])
@@ -565,7 +565,7 @@ def test_connection_factories_of_postgresql(postgres_url: str) -> None:
 def test_files_of_duckdb(tmp_path: Path) -> None:
     with duckdb.connect(str(tmp_path / "t.db")) as connection:
         connection.execute("CREATE TABLE t AS SELECT range AS id FROM range(1000)")
-    reader = fastpipe.read_sql("SELECT id FROM t", f"duckdb:///{tmp_path}/t.db", partitions=4, batch_size=99)
+    reader = fastpipe.read_sql("SELECT id FROM t", f"duckdb:///{tmp_path}/t.db", num_partitions=4, batch_size=99)
     assert sorted(values(pickle.loads(pickle.dumps(reader)))) == [*range(1000)]
     assert len(values(reader)) == 1000
 
@@ -592,10 +592,10 @@ def test_mariadb(mariadb: servers.Mariadb) -> None:
         with engine.begin() as connection:
             whole = [tuple(row) for row in connection.exec_driver_sql(query)]
         for parts in (1, 7, 100):
-            reader = fastpipe.read_sql(query, mariadb.url, partitions=parts, batch_size=16)
+            reader = fastpipe.read_sql(query, mariadb.url, num_partitions=parts, batch_size=16)
             found = [row for batch in reader for row in rows_of(batch)]
             assert multiset(found) == multiset(whole), (query, parts)
-    reader = fastpipe.read_sql("SELECT id FROM t", engine, partitions=7, batch_size=16)
+    reader = fastpipe.read_sql("SELECT id FROM t", engine, num_partitions=7, batch_size=16)
     with engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM t WHERE id > 100")
     assert sorted(values(reader)) == [3 * i for i in range(300)]

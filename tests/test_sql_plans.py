@@ -65,13 +65,13 @@ def test_skewed_keys(filled: Filled, partitions: int) -> None:
     rows = 50_000
     keys = zipf(rows)
     connection = filled("k bigint, v bigint", ["k", "v"], [keys, range(rows)])
-    alone = fastpipe.sql.partition_sql("SELECT k, v FROM t", connection, partitions=partitions, by="k")
+    alone = fastpipe.sql.partition_sql("SELECT k, v FROM t", connection, num_partitions=partitions, by="k")
     assert alone.heaviest == keys.count(None)
     assert max(part.rows for part in alone.partitions) <= max(1.01 * alone.heaviest, 1.05 * rows / partitions)
     assert alone.skew <= max(1.25, alone.skew_bound)
     # A second column can separate rows with equal keys.
     for by in (None, ["k", "v"]):
-        plan = fastpipe.sql.partition_sql("SELECT k, v FROM t", connection, partitions=partitions, by=by)
+        plan = fastpipe.sql.partition_sql("SELECT k, v FROM t", connection, num_partitions=partitions, by=by)
         assert (len(plan.partitions), plan.rows) == (partitions, rows)
         assert plan.skew <= 1.25
         assert plan.skew_bound == 1.0
@@ -96,7 +96,7 @@ KEYS = {
 def test_primary_keys(filled: Filled, keys: Sequence[int]) -> None:
     connection = filled("k bigint PRIMARY KEY, v bigint", ["k", "v"], [keys, range(len(keys))])
     for partitions in (1, 8, 50):
-        plan = fastpipe.sql.partition_sql("SELECT v, k FROM t", connection, partitions=partitions)
+        plan = fastpipe.sql.partition_sql("SELECT v, k FROM t", connection, num_partitions=partitions)
         assert plan.rows == len(keys)
         assert len(plan.partitions) <= partitions
         if len(keys) >= 1000 and partitions > 1:
@@ -104,7 +104,7 @@ def test_primary_keys(filled: Filled, keys: Sequence[int]) -> None:
             assert plan.skew <= 1.25
         if not keys:
             continue
-        reader = fastpipe.read_sql("SELECT v, k FROM t", connection, partitions=partitions, batch_size=64)
+        reader = fastpipe.read_sql("SELECT v, k FROM t", connection, num_partitions=partitions, batch_size=64)
         assert sorted(key for batch in reader for key in batch["k"].tolist()) == sorted(keys)
 
 
@@ -115,13 +115,13 @@ def test_many_numbers_without_gaps(filled: Filled, gap: int) -> None:
     keys = [begin + i for i in range(rows) if not 35_000 <= i < 35_000 + gap]
     connection = filled("k bigint PRIMARY KEY, v bigint", ["k", "v"], [keys, range(len(keys))])
     for partitions in (1, 8, 50):
-        plan = fastpipe.sql.partition_sql("SELECT k FROM t", connection, partitions=partitions)
+        plan = fastpipe.sql.partition_sql("SELECT k FROM t", connection, num_partitions=partitions)
         assert plan.rows == len(keys)
         assert len(plan.partitions) == partitions
         assert plan.skew <= 1.25
         # Without a gap: the ends, gaps near the ends, and a count. Otherwise also a sample, and a count per partition.
         assert len(plan.queries) <= (5 if gap else 3)
-    reader = fastpipe.read_sql("SELECT k FROM t", connection, partitions=8, batch_size=1024)
+    reader = fastpipe.read_sql("SELECT k FROM t", connection, num_partitions=8, batch_size=1024)
     assert np.concatenate([batch["k"] for batch in reader]).tolist() == keys
 
 
@@ -233,8 +233,8 @@ def test_keys_are_found(prepared: Any, query: str) -> None:
     query = query.replace("postgres.public", f"{url.rpartition('/')[2]}.public")
     whole = multiset(own.execute(query).fetchall())
     for partitions in (1, 6):
-        plan = fastpipe.sql.partition_sql(query, url, partitions=partitions)
-        reader = fastpipe.read_sql(query, url, partitions=partitions, batch_size=16)
+        plan = fastpipe.sql.partition_sql(query, url, num_partitions=partitions)
+        reader = fastpipe.read_sql(query, url, num_partitions=partitions, batch_size=16)
         rows = [row for batch in reader for row in rows_of(batch)]
         assert multiset(rows) == whole, plan.partitions[0].query
         assert plan.rows == len(rows)
@@ -251,7 +251,7 @@ def test_sqlite_keys_with_nulls(tmp_path: Path, definition: str) -> None:
     connection.close()
     url = f"sqlite:///{tmp_path / 't.db'}"
     for query in ("SELECT k, v FROM t", "SELECT v FROM t"):
-        reader = fastpipe.read_sql(query, url, partitions=6, batch_size=400)
+        reader = fastpipe.read_sql(query, url, num_partitions=6, batch_size=400)
         (batch,) = reader
         assert sorted(row[-1] for row in rows_of(batch)) == list(range(400))
         if "k" in batch:
@@ -263,5 +263,5 @@ def test_keys_of_sqlite_tables_without_rowid_may_be_text(tmp_path: Path) -> None
         connection.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v INT) WITHOUT ROWID")
         connection.executemany("INSERT INTO t VALUES (?, ?)", [*((i, i) for i in range(100)), ("x", 100)])
     connection.close()
-    reader = fastpipe.read_sql("SELECT v FROM t", f"sqlite:///{tmp_path / 't.db'}", partitions=6, batch_size=101)
+    reader = fastpipe.read_sql("SELECT v FROM t", f"sqlite:///{tmp_path / 't.db'}", num_partitions=6, batch_size=101)
     assert sorted(row[0] for row in rows_of(reader.batch_at(0))) == list(range(101))

@@ -66,7 +66,7 @@ def test_the_union_of_partitions_is_the_result(database: sql_databases.Database,
 def test_readers_yield_the_result(database: sql_databases.Database, seed: int) -> None:
     text = query(seed)
     whole = database.run(f"SELECT * FROM (\n{text.rstrip(';')}\n) AS q")
-    reader = fastpipe.read_sql(text, database.connection, partitions=7, batch_size=16, shuffle=True, seed=seed)
+    reader = fastpipe.read_sql(text, database.connection, num_partitions=7, batch_size=16, shuffle=True, seed=seed)
     assert reader.num_rows == len(whole)
     found = [row for batch in reader for row in rows_of(batch)]
     assert sql_databases.multiset(found) == sql_databases.multiset(whole), text

@@ -151,7 +151,7 @@ def test_all_partitions_read_one_snapshot(database: Any, shuffle: bool) -> None:
         for _ in range(3):
             writer.wait(3)
             reader = fastpipe.read_sql(
-                query, connection, by="id", partitions=20, batch_size=16, shuffle=shuffle, seed=1, num_fetches=3
+                query, connection, by="id", num_partitions=20, batch_size=16, shuffle=shuffle, seed=1, num_fetches=3
             )
             passes = []
             for _ in range(2):
@@ -174,7 +174,7 @@ def test_without_a_snapshot_changes_are_errors(database: Any) -> None:
     connection, run = database
     if not isinstance(connection, str):
         pytest.skip("DuckDB always reads a snapshot in a transaction")
-    reader = fastpipe.read_sql("SELECT id FROM t", connection, partitions=4, batch_size=16, snapshot=False)
+    reader = fastpipe.read_sql("SELECT id FROM t", connection, num_partitions=4, batch_size=16, snapshot=False)
     assert len(list(reader)) == ROWS // 16
     run(["DELETE FROM t WHERE id < 7"])
     with pytest.raises(fastpipe.errors.StorageError, match=r"the partition had 100 rows when .* has 93 now"):
@@ -185,7 +185,7 @@ def test_a_snapshot_ends_with_its_reader(postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
         for statement in CREATE:
             connection.execute(statement)
-    readers = [fastpipe.read_sql("SELECT id FROM t", postgres_url, partitions=4, batch_size=16) for _ in range(3)]
+    readers = [fastpipe.read_sql("SELECT id FROM t", postgres_url, num_partitions=4, batch_size=16) for _ in range(3)]
     for reader in readers:
         assert len(list(reader)) == ROWS // 16
     idle = (
@@ -207,7 +207,7 @@ def test_a_forked_process_leaves_the_snapshot(postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
         for statement in CREATE:
             connection.execute(statement)
-    readers = [fastpipe.read_sql("SELECT id FROM t", postgres_url, partitions=4, batch_size=16)]
+    readers = [fastpipe.read_sql("SELECT id FROM t", postgres_url, num_partitions=4, batch_size=16)]
     child = multiprocessing.get_context("fork").Process(target=readers.clear)
     child.start()
     child.join(60)

@@ -99,10 +99,10 @@ def assert_cut_by_value(connection: Any, least: int, table: str = "t") -> None:
     """Asserts that partitions by v contain each row once."""
     query = f"SELECT id, v FROM {table}"
     for partitions in (2, 40):
-        plan = fastpipe.sql.partition_sql(query, connection, by="v", partitions=partitions)
+        plan = fastpipe.sql.partition_sql(query, connection, by="v", num_partitions=partitions)
         assert len(plan.partitions) >= min(partitions, least), plan
         assert plan.rows == ROWS + 2
-        reader = fastpipe.read_sql(query, connection, by="v", partitions=partitions, batch_size=7)
+        reader = fastpipe.read_sql(query, connection, by="v", num_partitions=partitions, batch_size=7)
         ids = [id_ for batch in reader for id_ in np.asarray(getattr(batch["id"], "values", batch["id"])).tolist()]
         assert sorted(ids) == list(range(ROWS + 2))
 
@@ -215,7 +215,7 @@ def test_sqlite_converts_no_values(tmp_path: Path, name: str, partitions: int) -
     url = stored(tmp_path / "t.db", "", values)
     for query in ("SELECT * FROM t", "SELECT id, v FROM t AS s", "SELECT id, coalesce(v, NULL) AS v FROM t"):
         with pytest.raises(fastpipe.errors.SchemaError, match=f"(?s){match}"):
-            list(fastpipe.read_sql(query, url, partitions=partitions, batch_size=100))
+            list(fastpipe.read_sql(query, url, num_partitions=partitions, batch_size=100))
     with pytest.raises(fastpipe.errors.SchemaError, match=f"(?s){match}"):
         fastpipe.read_sql("SELECT * FROM t", url, materialize=tmp_path / "files", batch_size=100)
     assert list((tmp_path / "files").iterdir()) == []

@@ -324,7 +324,7 @@ JOINED = [271488, 696613, 853047, 727189]
 def test_unknown_keys_share_buckets(tmp_path: Path) -> None:
     keys = [f"key {i}" for i in range(200)]
     path = write(tmp_path / "a.avro", {"x": "string"}, [{"x": key} for key in keys])
-    spec = VocabularySpec(keys[:100], on_unknown="bucket", buckets=7)
+    spec = VocabularySpec(keys[:100], on_unknown="bucket", num_buckets=7)
     found, hashes = first(path, spec, batch_size=200).tolist(), first(path, HashSpec(7), batch_size=200).tolist()
     assert found == [*range(100), *(100 + bucket for bucket in hashes[100:])]
     assert (spec.size, len(set(hashes))) == (107, 7)
@@ -401,7 +401,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
     path.write_text("a\nb\n")
     specs: list[Any] = [
         VocabularySpec(["a", "b"]),
-        VocabularySpec({"a": 4, "b": 0}, on_unknown="bucket", buckets=3, field="x.y", dtype="int16", fill=-1),
+        VocabularySpec({"a": 4, "b": 0}, on_unknown="bucket", num_buckets=3, field="x.y", dtype="int16", fill=-1),
         VocabularySpec(str(path), separator=",", values="float64", layout="csr", on_null="fill"),
         VocabularySpec([b"\xff", "line\n"], on_unknown="error", on_null="mask"),
         HashSpec(1 << 20),
@@ -429,8 +429,12 @@ def test_specs_are_values(tmp_path: Path) -> None:
     ("make", "error", "message"),
     [
         (lambda: VocabularySpec(["a"], on_unknown="keep"), ValueError, '"drop", "bucket" or "error"'),
-        (lambda: VocabularySpec(["a"], buckets=2), ValueError, 'requires on_unknown="bucket"'),
-        (lambda: VocabularySpec(["a"], on_unknown="bucket", buckets=0), ValueError, "buckets must be between 1 and"),
+        (lambda: VocabularySpec(["a"], num_buckets=2), ValueError, 'requires on_unknown="bucket"'),
+        (
+            lambda: VocabularySpec(["a"], on_unknown="bucket", num_buckets=0),
+            ValueError,
+            "num_buckets must be between 1",
+        ),
         (lambda: VocabularySpec(["a"], dtype="float32"), ValueError, "indices are integers"),
         (lambda: VocabularySpec({"a": 300}, dtype="int8"), ValueError, "doesn't hold indices up to 300"),
         (lambda: VocabularySpec(["a"], values="string"), ValueError, "values of bags are numbers"),
@@ -442,7 +446,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
         (lambda: VocabularySpec(["a"], nulls="drop"), ValueError, "nulls must be"),
         (lambda: VocabularySpec(["a"], fill="b"), TypeError, "fill"),
         (lambda: VocabularySpec(["a"], field=""), ValueError, "field is empty"),
-        (lambda: HashSpec(0), ValueError, "buckets must be between 1 and"),
+        (lambda: HashSpec(0), ValueError, "num_buckets must be between 1"),
         (lambda: HashSpec(True), TypeError, "integer"),
         (lambda: HashSpec(1.5), TypeError, "integer"),
         (lambda: HashSpec(10, seed=-1), ValueError, "seed"),
@@ -563,7 +567,7 @@ def test_all_sources_have_the_same_indices(kind: str, tmp_path: Path) -> None:
     read = readers_of_text(kind, tmp_path)
     known = ["b", "ä", "a", ""]
     features: Any = {
-        "bucket": VocabularySpec(known, on_unknown="bucket", buckets=3, field="word", on_null="mask", dtype="int8"),
+        "bucket": VocabularySpec(known, on_unknown="bucket", num_buckets=3, field="word", on_null="mask", dtype="int8"),
         "filled": VocabularySpec(known, on_unknown="bucket", field="word", fill=9),
         "hash": HashSpec(1000, seed=3, field="word", on_null="mask"),
         "dropped": VocabularySpec(known, on_unknown="drop", field="list", on_null="mask", dtype="int16"),

@@ -21,7 +21,7 @@ class Partition(NamedTuple):
 
     Attributes:
         number: Index of the partition, from 0.
-        partitions: Number of partitions.
+        num_partitions: Number of partitions.
         start: Index of the first unit.
         stop: Index after the last unit.
         rows: Number of rows in the partition.
@@ -29,17 +29,17 @@ class Partition(NamedTuple):
     """
 
     number: int
-    partitions: int
+    num_partitions: int
     start: int
     stop: int
     rows: int
     digest: str
 
 
-def split_dataset(data: Dataset, ordering: Ordering, partitions: int) -> list[Partition]:
+def split_dataset(data: Dataset, ordering: Ordering, num_partitions: int) -> list[Partition]:
     """Divides a dataset into partitions. See `Reader.partition`."""
     _check(ordering)
-    count = within("partitions", partitions, 1, _MOST)
+    count = within("num_partitions", num_partitions, 1, _MOST)
     found = data.handle.stretches(count)
     digest = _digest(data)
     return [Partition(number, len(found), *range_, digest) for number, range_ in enumerate(found)]
@@ -91,4 +91,4 @@ class _Part:
         return _Part, (self._whole, self._part)
 
     def __str__(self) -> str:
-        return f"part {self._part.number} of {self._part.partitions} of {self._whole}"
+        return f"part {self._part.number} of {self._part.num_partitions} of {self._whole}"

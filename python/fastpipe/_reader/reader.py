@@ -361,21 +361,21 @@ class Reader:
         shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
         return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._warned()
 
-    def partition(self, partitions: int) -> list[Partition]:
+    def partition(self, num_partitions: int) -> list[Partition]:
         """Divides the data into partitions that take about the same time to read.
 
         Each row is in one partition. The source's units (blocks, row groups, CSV chunks) stay whole and keep their
         order. The partitions depend only on the dataset, not on this reader's order or rank.
 
         Args:
-            partitions: Maximum number of partitions, 1 to 2^31. No partition is empty, so a dataset with few units has
-                fewer.
+            num_partitions: Maximum number of partitions, 1 to 2^31. No partition is empty, so a dataset with few units
+                has fewer.
 
         Returns:
             The partitions, in the order of the dataset. Each one consists of a few numbers.
 
         Raises:
-            TypeError: If `partitions` isn't an integer.
+            TypeError: If `num_partitions` isn't an integer.
             ValueError: If it is out of range, or if the reader is a sample.
 
         Example:
@@ -387,7 +387,7 @@ class Reader:
             >>> sum(len(batch["distance"]) for part in parts for batch in reader.read_partition(part))
             2000
         """
-        return split_dataset(self._data, self._ordering, partitions)
+        return split_dataset(self._data, self._ordering, num_partitions)
 
     def read_partition(self, partition: Partition) -> Self:
         """Returns a reader of one partition.

@@ -268,7 +268,7 @@ class Service:
         self._lock = threading.RLock()
         self.scale(wanted)
 
-    def connect(self, reader: str = "default", **options: Any) -> Reader:
+    def connect(self, name: str = "default", **options: Any) -> Reader:
         """Connects to the servers, like `fastpipe.connect`, and returns a reader of their batches.
 
         The reader follows servers that are added or removed. It can be pickled for Ray's tasks and actors. In a process
@@ -276,7 +276,7 @@ class Service:
         pickled.
 
         Args:
-            reader: Name of the reader, if several are served. Defaults to "default".
+            name: Name of the reader, if several are served. Defaults to "default".
             **options: Further arguments of `fastpipe.connect`, such as `rank` and `world_size`, or `timeout`.
 
         Raises:
@@ -284,7 +284,7 @@ class Service:
         """
         self._check_open()
         try:
-            return connect(self._directory, reader, token=self.token, **options)
+            return connect(self._directory, name, token=self.token, **options)
         except ServiceError as error:
             status = self.status()
             if status.running or not status.pending:

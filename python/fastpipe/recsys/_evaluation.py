@@ -25,9 +25,9 @@ class Candidates(NamedTuple):
 
     Attributes:
         users: int32 `[m]`, the user of each positive.
-        items: int32 `[m, 1 + negatives]`, the positive followed by its negatives.
-        valid: bool `[m, 1 + negatives]`. False for an item that appeared earlier in the row, so that each item counts
-            once.
+        items: int32 `[m, 1 + num_negatives]`, the positive followed by its negatives.
+        valid: bool `[m, 1 + num_negatives]`. False for an item that appeared earlier in the row, so that each item
+            counts once.
     """
 
     users: npt.NDArray[np.int32]
@@ -44,8 +44,8 @@ class Candidates(NamedTuple):
         the worst result.
 
         Args:
-            scores: The scores of the candidates, `[m, 1 + negatives]`; higher is better. An array, or an object that
-                NumPy can convert, such as a tensor in CPU memory.
+            scores: The scores of the candidates, `[m, 1 + num_negatives]`; higher is better. An array, or an object
+                that NumPy can convert, such as a tensor in CPU memory.
 
         Raises:
             ValueError: If the scores have another shape, are not real numbers, or a valid candidate's score is NaN.
@@ -71,7 +71,7 @@ class Candidates(NamedTuple):
 def evaluation_candidates(
     data: Interactions,
     held_out: HeldOut,
-    negatives: int = 999,
+    num_negatives: int = 999,
     *,
     seed: int = 0,
     repeats: bool = True,
@@ -87,7 +87,7 @@ def evaluation_candidates(
         data: The training set.
         held_out: The positives to rank: the result of `Interactions.leave_one_out`, or arrays of user indices and item
             indices.
-        negatives: The number of negatives for each positive, at least 1. Defaults to 999.
+        num_negatives: The number of negatives for each positive, at least 1. Defaults to 999.
         seed: Seed of the draws, 0 to 2^64 - 1. Defaults to 0.
         repeats: Whether negatives are drawn independently; repeated items are then marked as invalid. False draws
             different items. Defaults to True.
@@ -99,8 +99,8 @@ def evaluation_candidates(
 
     Raises:
         InteractionsError: If a user or an item does not exist, or nothing is held out.
-        UnseenItemsError: If a user has no unseen items or, with `repeats=False`, fewer than `negatives`. It names the
-            user.
+        UnseenItemsError: If a user has no unseen items or, with `repeats=False`, fewer than `num_negatives`. It names
+            the user.
         TypeError: If an option has the wrong type.
         ValueError: If an option is out of range.
 
@@ -108,10 +108,10 @@ def evaluation_candidates(
         >>> import fastpipe
         >>> data = fastpipe.recsys.Interactions.from_arrays([1, 1, 2, 2], [1, 2, 3, 4], [5, 6, 5, 6])
         >>> train, held_out = data.leave_one_out()
-        >>> fastpipe.recsys.evaluation_candidates(train, held_out, negatives=2, seed=7).items.shape
+        >>> fastpipe.recsys.evaluation_candidates(train, held_out, num_negatives=2, seed=7).items.shape
         (2, 3)
     """
-    count = within("negatives", negatives, 1, 2**31 - 1)
+    count = within("num_negatives", num_negatives, 1, 2**31 - 1)
     key = within("seed", seed, 0, 2**64 - 1)
     weights = weights_of(data.item_counts, sampling, power)
     users = _numbers(held_out[0], "user", data.first_user, len(data.users))
@@ -136,7 +136,7 @@ def hit_rate(candidates: Candidates, scores: Any, k: int = 10) -> float:
 
     Args:
         candidates: The candidates, as `evaluation_candidates` draws them.
-        scores: The scores of the candidates, `[m, 1 + negatives]`; higher is better.
+        scores: The scores of the candidates, `[m, 1 + num_negatives]`; higher is better.
         k: The number of top candidates, at least 1. Defaults to 10.
 
     Raises:
@@ -145,7 +145,7 @@ def hit_rate(candidates: Candidates, scores: Any, k: int = 10) -> float:
     Example:
         >>> import fastpipe
         >>> data = fastpipe.recsys.Interactions.from_arrays([1, 1, 2, 2], [1, 2, 3, 4], [5, 6, 5, 6])
-        >>> candidates = fastpipe.recsys.evaluation_candidates(*data.leave_one_out(), negatives=2, seed=7)
+        >>> candidates = fastpipe.recsys.evaluation_candidates(*data.leave_one_out(), num_negatives=2, seed=7)
         >>> fastpipe.recsys.hit_rate(candidates, scores=[[3, 1, 2], [1, 2, 3]], k=1)
         0.5
     """
@@ -160,7 +160,7 @@ def ndcg(candidates: Candidates, scores: Any, k: int = 10) -> float:
 
     Args:
         candidates: The candidates, as `evaluation_candidates` draws them.
-        scores: The scores of the candidates, `[m, 1 + negatives]`; higher is better.
+        scores: The scores of the candidates, `[m, 1 + num_negatives]`; higher is better.
         k: The number of top candidates, at least 1. Defaults to 10.
 
     Raises:
@@ -169,7 +169,7 @@ def ndcg(candidates: Candidates, scores: Any, k: int = 10) -> float:
     Example:
         >>> import fastpipe
         >>> data = fastpipe.recsys.Interactions.from_arrays([1, 1, 2, 2], [1, 2, 3, 4], [5, 6, 5, 6])
-        >>> candidates = fastpipe.recsys.evaluation_candidates(*data.leave_one_out(), negatives=2, seed=7)
+        >>> candidates = fastpipe.recsys.evaluation_candidates(*data.leave_one_out(), num_negatives=2, seed=7)
         >>> fastpipe.recsys.ndcg(candidates, scores=[[3, 1, 2], [1, 2, 3]], k=3)
         0.75
     """

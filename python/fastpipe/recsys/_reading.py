@@ -104,7 +104,7 @@ class InteractionsData:
 
     Args:
         data: The positives.
-        negatives: The number of negatives for each positive.
+        num_negatives: The number of negatives for each positive.
         item_dtype: The dtype of the column `item`.
         label_dtype: The dtype of the column `label`.
         repeats: Whether the negatives of a positive may contain the same item twice.
@@ -121,7 +121,7 @@ class InteractionsData:
         self,
         data: Interactions,
         *,
-        negatives: int,
+        num_negatives: int,
         item_dtype: str,
         label_dtype: str,
         repeats: bool,
@@ -130,7 +130,7 @@ class InteractionsData:
         on_full: str,
     ) -> None:
         self._data = data
-        count = within("negatives", negatives, 0, 65_535)
+        count = within("num_negatives", num_negatives, 0, 65_535)
         dtypes: dict[str, Any] = {
             "item_dtype": _dtype("item_dtype", item_dtype, ("uint16", "int32")),
             "label_dtype": _dtype("label_dtype", label_dtype, ("int8", "float32")),
@@ -216,7 +216,7 @@ def _dtype(name: str, wanted: Any, allowed: tuple[str, ...]) -> str:
 def read_interactions(
     data: Interactions,
     *,
-    negatives: int = 4,
+    num_negatives: int = 4,
     batch_size: int,
     item_dtype: Literal["uint16", "int32"] = "int32",
     label_dtype: Literal["int8", "float32"] = "float32",
@@ -228,10 +228,10 @@ def read_interactions(
 ) -> Reader:
     """Reads interactions as batches of positives and negatives. Each epoch draws new negatives.
 
-    Each positive is a row with label 1, followed by `negatives` rows with the same user and label 0. Their items are
-    drawn from the items with which the user has no positive. The draws are exact: each unseen item has precisely its
-    probability. They depend only on the seed, the epoch, the positive and the index of the negative, not on batches,
-    threads, ranks or shards.
+    Each positive is a row with label 1, followed by `num_negatives` rows with the same user and label 0. Their items
+    are drawn from the items with which the user has no positive. The draws are exact: each unseen item has precisely
+    its probability. They depend only on the seed, the epoch, the positive and the index of the negative, not on
+    batches, threads, ranks or shards.
 
     Batches are dicts of `"user"` (int32 `[batch]`, indices into `data.users`), `"item"` (int32) and `"label"`
     (float32), as embeddings and losses of Torch, JAX and TensorFlow expect them. A row has 12 bytes, or 7 bytes with
@@ -239,7 +239,7 @@ def read_interactions(
 
     Args:
         data: The positives.
-        negatives: The number of rows with label 0 for each positive, 0 to 65,535. Defaults to 4.
+        num_negatives: The number of rows with label 0 for each positive, 0 to 65,535. Defaults to 4.
         batch_size: Number of rows per batch.
         item_dtype: `"int32"` (the default), or `"uint16"` for up to 65,536 items. Torch's embeddings don't accept
             uint16.
@@ -251,8 +251,8 @@ def read_interactions(
             0.
         power: The exponent of the popularity, 0 or more. Defaults to 0.75.
         on_full: What to do with users who have too few unseen items: none at all or, with `repeats=False`, fewer than
-            `negatives`. `"error"` (the default) raises `UnseenItemsError`; `"skip"` leaves out the positives of these
-            users.
+            `num_negatives`. `"error"` (the default) raises `UnseenItemsError`; `"skip"` leaves out the positives of
+            these users.
         seed: Seed of the negatives and the shuffle, 0 to 2^64 - 1. By default, a random seed is used, which
             `reader.seed` returns.
         shuffle: True (the default) or `"window"` shuffles rows in windows of `shuffle_buffer` rows, each a uniform
@@ -279,7 +279,7 @@ def read_interactions(
     Example:
         >>> import fastpipe
         >>> data = fastpipe.recsys.Interactions.from_arrays([10, 10, 11, 12], ["a", "b", "b", "c"])
-        >>> batch = next(iter(fastpipe.recsys.read_interactions(data, negatives=1, batch_size=8, seed=7)))
+        >>> batch = next(iter(fastpipe.recsys.read_interactions(data, num_negatives=1, batch_size=8, seed=7)))
         >>> batch["user"].shape, int(batch["label"].sum())
         ((8,), 4)
     """
@@ -288,7 +288,7 @@ def read_interactions(
     settings = Settings(read_interactions, batch_size, options)
     source = InteractionsData(
         data,
-        negatives=negatives,
+        num_negatives=num_negatives,
         item_dtype=item_dtype,
         label_dtype=label_dtype,
         repeats=repeats,

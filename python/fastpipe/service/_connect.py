@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def connect(
     urls: str | Sequence[str] | Directory,
-    reader: str = "default",
+    name: str = "default",
     *,
     rank: int | None = None,
     world_size: int | None = None,
@@ -47,7 +47,7 @@ def connect(
     Args:
         urls: URLs of one or more servers, `grpc://host:port` or `grpc+tls://host:port`; or a
             `fastpipe.service.Directory`, which lists servers that come and go.
-        reader: Name of the reader on the servers.
+        name: Name of the reader on the servers. Defaults to "default".
         rank: Rank of this reader, 0 to `world_size` - 1. Pass it together with `world_size`.
         world_size: Number of ranks. Defaults to the rank and world size of the served reader.
         seed: Seed of the shuffle, 0 to 2^64 - 1. Defaults to the served reader's seed.
@@ -108,11 +108,11 @@ def connect(
     )
     running = PassOptions.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
     servers = Servers(directory, options)
-    description = _described(servers, reader, fallback)
+    description = _described(servers, name, fallback)
     if fallback is not None:
         check_fallback(fallback, description)
-        asked.check_order(description, Description.of(reader, fallback))
-    data = RemoteData(reader, description, servers, options.timeout, fallback)
+        asked.check_order(description, Description.of(name, fallback))
+    data = RemoteData(name, description, servers, options.timeout, fallback)
     return asked.reader(data, description, running)
 
 
@@ -200,7 +200,7 @@ def check_timeout(timeout: float) -> float:
     return float(timeout)
 
 
-def _described(servers: Servers, reader: str, fallback: Reader | None) -> Description:
+def _described(servers: Servers, name: str, fallback: Reader | None) -> Description:
     """Returns a server's description of the reader, or the fallback's if no server is available."""
     from fastpipe.service._asking import NoAnswerError, Question
     from fastpipe.service._remote_data import Description
@@ -210,7 +210,7 @@ def _described(servers: Servers, reader: str, fallback: Reader | None) -> Descri
             raise ServiceError(f"{connection.url} is not a fastpipe server")
         return Description(told[0], told[1], connection.url)
 
-    question = Question("describe", {"reader": reader}, read, servers.options.timeout)
+    question = Question("describe", {"reader": name}, read, servers.options.timeout)
     try:
         # A server may still be starting, but one that refuses won't change its answer. With a fallback, don't wait.
         come, again = servers.changes and fallback is None, fallback is None
@@ -219,4 +219,4 @@ def _described(servers: Servers, reader: str, fallback: Reader | None) -> Descri
         if fallback is None or not none.passes:
             raise none.error from none.error.__cause__
     servers.absent = True
-    return Description.of(reader, fallback)
+    return Description.of(name, fallback)

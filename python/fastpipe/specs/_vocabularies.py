@@ -236,8 +236,8 @@ class VocabularySpec(LookupSpec):
             key, the feature and the row. "bucket" assigns them the index after the largest one of the vocabulary.
             "drop" omits them from bags and arrays, and can't be used for fields with one key per row. Defaults to
             "error".
-        buckets: Number of additional indices over which `on_unknown="bucket"` distributes unknown keys, 1 to 2**62. Uses
-            XXH3, like `HashSpec` with seed 0. Defaults to 1.
+        num_buckets: Number of additional indices over which `on_unknown="bucket"` distributes unknown keys, 1 to 2**62.
+            Uses XXH3, like `HashSpec` with seed 0. Defaults to 1.
         separator: Separator between name and term in the keys of the vocabulary: `"\x01"` as in photon-ml, `","` for
             the feature lists of Avro2TF and GDMix. Defaults to `"\x01"`.
         dtype: Integer dtype of indices that are values. The indices of bags are coordinates, which are int64. Defaults
@@ -272,7 +272,7 @@ class VocabularySpec(LookupSpec):
     vocabulary: Any  # A Vocabulary after construction.
     _: KW_ONLY
     on_unknown: Unknown = "error"
-    buckets: int | None = None
+    num_buckets: int | None = None
 
     _kind: ClassVar[str] = "lookup"
     _first: ClassVar[str] = "vocabulary"
@@ -281,10 +281,10 @@ class VocabularySpec(LookupSpec):
         super().__post_init__()
         if self.on_unknown not in ("drop", "bucket", "error"):
             raise ValueError(f'on_unknown must be "drop", "bucket" or "error"; got {self.on_unknown!r}')
-        if self.buckets is not None:
+        if self.num_buckets is not None:
             if self.on_unknown != "bucket":
-                raise ValueError(f'buckets= requires on_unknown="bucket"; got {self.on_unknown!r}')
-            self._set("buckets", _count("buckets", self.buckets, 2**62))
+                raise ValueError(f'num_buckets= requires on_unknown="bucket"; got {self.on_unknown!r}')
+            self._set("num_buckets", _count("num_buckets", self.num_buckets, 2**62))
         if not isinstance(self.vocabulary, Vocabulary):
             self._set("vocabulary", Vocabulary(self.vocabulary))
         self._check_size()
@@ -292,25 +292,25 @@ class VocabularySpec(LookupSpec):
     @property
     def size(self) -> int:
         """Number of indices: the largest index of the vocabulary plus 1, plus the number of buckets."""
-        return int(self.vocabulary.size) + (0 if self.on_unknown != "bucket" else self.buckets or 1)
+        return int(self.vocabulary.size) + (0 if self.on_unknown != "bucket" else self.num_buckets or 1)
 
     def _lower_lookup(self) -> LoweredLookup:
         table = self.vocabulary._table
-        return table, self.on_unknown, self.buckets or 1, 0, self._separator(), self.values, self.layout
+        return table, self.on_unknown, self.num_buckets or 1, 0, self._separator(), self.values, self.layout
 
 
 @dataclass(frozen=True, repr=False)
 class HashSpec(LookupSpec):
     r"""Text that is read as hashes: the index of a key is its XXH3 hash modulo the number of buckets.
 
-    The index is computed while rows are read. It equals `xxhash.xxh3_64_intdigest(key, seed) % buckets` of the package
-    xxhash. For a bag, the key is `name + separator + term`. XXH3 is specified, so indices are the same in all versions
-    and on all machines.
+    The index is computed while rows are read. It equals `xxhash.xxh3_64_intdigest(key, seed) % num_buckets` of the
+    package xxhash. For a bag, the key is `name + separator + term`. XXH3 is specified, so indices are the same in all
+    versions and on all machines.
 
     `VocabularySpec` lists the fields that can be read and the resulting batch forms.
 
     Args:
-        buckets: Number of indices, 1 to 2**62.
+        num_buckets: Number of indices, 1 to 2**62.
         seed: Seed of the hash, 0 to 2**64 - 1. Defaults to 0.
         field: Path of the field to read. Defaults to the feature's name.
         separator: Separator between name and term in the keys of a bag. Defaults to `"\x01"`.
@@ -332,26 +332,26 @@ class HashSpec(LookupSpec):
         True
     """
 
-    buckets: int
+    num_buckets: int
     _: KW_ONLY
     seed: int = 0
 
     _kind: ClassVar[str] = "lookup"
-    _first: ClassVar[str] = "buckets"
+    _first: ClassVar[str] = "num_buckets"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("buckets", _count("buckets", self.buckets, 2**62))
+        self._set("num_buckets", _count("num_buckets", self.num_buckets, 2**62))
         self._set("seed", _count("seed", self.seed, 2**64 - 1, least=0))
         self._check_size()
 
     @property
     def size(self) -> int:
-        """Number of indices, which equals `buckets`."""
-        return self.buckets
+        """Number of indices, which equals `num_buckets`."""
+        return self.num_buckets
 
     def _lower_lookup(self) -> LoweredLookup:
-        return None, "hash", self.buckets, self.seed, self._separator(), self.values, self.layout
+        return None, "hash", self.num_buckets, self.seed, self._separator(), self.values, self.layout
 
 
 def _check_number(what: str, why: str, dtype: str, kinds: tuple[str, ...]) -> None:

@@ -189,21 +189,21 @@ def checked_by(by: object) -> tuple[str, ...] | None:
     return names
 
 
-def checked_partitions(partitions: object) -> int | None:
+def checked_partitions(num_partitions: object) -> int | None:
     """Returns the number of partitions; None for "auto".
 
     Raises:
         TypeError: If the argument is not an integer.
         ValueError: If the argument is out of range.
     """
-    if partitions == "auto":
+    if num_partitions == "auto":
         return None
     try:
-        number = operator.index(partitions)  # type: ignore[arg-type]
+        number = operator.index(num_partitions)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"partitions must be an integer or 'auto'; got {shown(partitions)}") from None
-    if isinstance(partitions, bool) or not 1 <= number <= _MOST:
-        raise ValueError(f"partitions must be from 1 to {_MOST}, or 'auto'; got {shown(partitions)}")
+        raise TypeError(f"num_partitions must be an integer or 'auto'; got {shown(num_partitions)}") from None
+    if isinstance(num_partitions, bool) or not 1 <= number <= _MOST:
+        raise ValueError(f"num_partitions must be from 1 to {_MOST}, or 'auto'; got {shown(num_partitions)}")
     return number
 
 
@@ -281,7 +281,7 @@ def read_sql(
     *,
     parameters: Parameters = None,
     by: By = None,
-    partitions: int | Literal["auto"] = "auto",
+    num_partitions: int | Literal["auto"] = "auto",
     snapshot: bool = True,
     materialize: str | os.PathLike[str] | None = None,
     features: Mapping[str, Spec] | None = None,
@@ -319,8 +319,8 @@ def read_sql(
             placeholders.
         by: The columns of the result in whose order the query is split. Defaults to an integer primary key of the
             table, or else the two columns with the most distinct values.
-        partitions: The number of partitions, 1 to 65,536. "auto" (the default) chooses partitions of about 131,072 rows
-            if a primary key finds them, or else about 1,048,576 rows, because each partition runs the whole query
+        num_partitions: The number of partitions, 1 to 65,536. "auto" (the default) chooses partitions of about 131,072
+            rows if a primary key finds them, or else about 1,048,576 rows, because each partition runs the whole query
             again.
         snapshot: Whether all partitions must see the same state of the database. If False, connections have no common
             snapshot. Defaults to True.
@@ -361,7 +361,7 @@ def read_sql(
     """
     settings = Settings(read_sql, batch_size, options)
     require_pyarrow()
-    keys, parts = checked_by(by), checked_partitions(partitions)
+    keys, parts = checked_by(by), checked_partitions(num_partitions)
     engine = engine_of(connection)
     wanted = checked(query, parameters, engine.dialect, once=materialize is not None)
     at_once = fetches(num_fetches, threads_of(settings) if engine.dialect == "sqlite" else _FETCHES)
@@ -398,7 +398,7 @@ def partition_sql(
     *,
     parameters: Parameters = None,
     by: By = None,
-    partitions: int | Literal["auto"] = "auto",
+    num_partitions: int | Literal["auto"] = "auto",
     preferred_rows: int | None = None,
 ) -> SqlPlan:
     """Splits a query into disjoint queries that together return the whole result. Reads only the keys of rows.
@@ -408,8 +408,8 @@ def partition_sql(
         connection: The database: a URL, an Engine, a connection, or a function that returns one (see `read_sql`).
         parameters: The values of the query's placeholders. Defaults to None.
         by: The columns of the result in whose order the query is split. By default, they are chosen automatically.
-        partitions: The number of partitions, 1 to 65,536. Defaults to "auto".
-        preferred_rows: The preferred number of rows of a partition if `partitions` is "auto", 1 to 2^32 - 1. By
+        num_partitions: The number of partitions, 1 to 65,536. Defaults to "auto".
+        preferred_rows: The preferred number of rows of a partition if `num_partitions` is "auto", 1 to 2^32 - 1. By
             default, 131,072 rows if a primary key finds them, or else 1,048,576 rows.
 
     Returns:
@@ -425,7 +425,7 @@ def partition_sql(
         ...     _ = database.execute("CREATE TABLE users (id INTEGER PRIMARY KEY, age INT)")
         ...     _ = database.executemany("INSERT INTO users (age) VALUES (?)", [(i % 50,) for i in range(1000)])
         >>> database.close()
-        >>> plan = fastpipe.sql.partition_sql("SELECT age FROM users", "sqlite:///users.db", partitions=2)
+        >>> plan = fastpipe.sql.partition_sql("SELECT age FROM users", "sqlite:///users.db", num_partitions=2)
         >>> print(plan)
         1,000 rows in 2 partitions, cut by id; largest over mean 1.01
         partition  rows  where
@@ -434,7 +434,7 @@ def partition_sql(
                 1   504  "id" >= 497
     """
     require_pyarrow()
-    keys, parts = checked_by(by), checked_partitions(partitions)
+    keys, parts = checked_by(by), checked_partitions(num_partitions)
     if preferred_rows is not None:
         within("preferred_rows", preferred_rows, 1, 2**32 - 1)
     engine = engine_of(connection)
