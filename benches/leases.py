@@ -94,7 +94,7 @@ def sleeper(url: str, batches: int, number: int, seconds: float, orders: Connect
     done = 0
     with (
         contextlib.suppress(fastpipe.errors.StaleLeaseError),
-        reader.lease(url, worker=f"w{number}", ttl=5.0) as worker,
+        reader.lease(url, worker_name=f"w{number}", ttl=5.0) as worker,
     ):
         while not orders.poll():
             # A commit is refused if another worker has already committed a second copy of the batch.
@@ -189,7 +189,7 @@ def plain(reader: fastpipe.Reader, work: Callable[[], None]) -> int:
 def leased(reader: fastpipe.Reader, url: str, jobs: Iterator[int], work: Callable[[], None]) -> int:
     """Reads an epoch with leases, and commits each batch. This includes joining and leaving the job."""
     done = 0
-    with reader.lease(url, job=f"job{next(jobs)}", worker="one") as worker:
+    with reader.lease(url, job=f"job{next(jobs)}", worker_name="one") as worker:
         for _ in worker:
             work()
             done += 1

@@ -101,7 +101,7 @@ def _use(request: dict[str, Any], log: Log) -> None:
             return None
 
     ended = object()
-    worker = reader.lease(request["url"], worker=request["worker"], **request["lease"])
+    worker = reader.lease(request["url"], worker_name=request["worker"], **request["lease"])
     try:
         batches = iter(worker)
         while (batch := refusing(lambda: next(batches, ended))) is not ended:

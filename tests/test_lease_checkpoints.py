@@ -52,7 +52,10 @@ UNSETTLED: dict[str, Callable[[fastpipe.leases.LeaseWorker], Any]] = {
 @pytest.mark.parametrize("act", UNSETTLED)
 def test_a_checkpoint_that_may_lack_commits_is_refused(url: str, act: str) -> None:
     ledger = fastpipe.leases.Ledger(url)
-    with reader().lease(url, worker="rank-0", stretch=5) as here, reader().lease(url, worker="rank-1") as other:
+    with (
+        reader().lease(url, worker_name="rank-0", stretch=5) as here,
+        reader().lease(url, worker_name="rank-1") as other,
+    ):
         use(here, 3)
         UNSETTLED[act](other)
         for checkpoint in (here.checkpoint, ledger.checkpoint):
@@ -63,7 +66,7 @@ def test_a_checkpoint_that_may_lack_commits_is_refused(url: str, act: str) -> No
         other.flush()
         found = ledger.checkpoint()
         assert found == here.checkpoint() == other.checkpoint()
-        status = {worker.worker: worker.batches for worker in ledger.status().workers}
+        status = {worker.worker_name: worker.batches for worker in ledger.status().workers}
         assert committed(found) == sum(status.values())
         assert status["rank-0"] == 3
         next(here)
@@ -73,10 +76,10 @@ def test_a_checkpoint_that_may_lack_commits_is_refused(url: str, act: str) -> No
 
 def test_workers_without_leases_do_not_prevent_checkpoints(url: str) -> None:
     ledger = fastpipe.leases.Ledger(url)
-    with reader().lease(url, worker="left", stretch=5) as left:
+    with reader().lease(url, worker_name="left", stretch=5) as left:
         use(left, 2)
     assert committed(ledger.checkpoint()) == 2
-    silent = reader().lease(url, worker="silent", ttl=0.5)
+    silent = reader().lease(url, worker_name="silent", ttl=0.5)
     next(silent)
     # The worker's thread is blocked, as in a stopped process, so the lease isn't renewed.
     with silent._agent.changed:
@@ -116,7 +119,7 @@ class Ranks:
 
     def _train(self, rank: int, first: int, stop: int) -> None:
         options: dict[str, Any] = {"barrier": False, "copies": False, "stretch": 3, "ttl": 1000}
-        worker = reader(epochs=None).lease(self.url, worker=f"rank-{rank}", **options)
+        worker = reader(epochs=None).lease(self.url, worker_name=f"rank-{rank}", **options)
         for step in range(first, stop):
             if step % self.every == 0:
                 worker.flush()
@@ -169,7 +172,7 @@ def test_deleting_a_ledger_in_use_is_an_error(tmp_path: Path, fate: str) -> None
 
 
 def _leased(path: Path) -> fastpipe.leases.LeaseWorker:
-    return reader().lease(f"sqlite:///{path}", worker="one", stretch=5)
+    return reader().lease(f"sqlite:///{path}", worker_name="one", stretch=5)
 
 
 def ends(worker: fastpipe.leases.LeaseWorker) -> None:

@@ -126,7 +126,7 @@ def test_a_worker_survives_the_end_of_its_idle_session(postgres_url: str, monkey
             time.sleep(stops.pop())
         return answer
 
-    with reader().lease(postgres_url, worker="stopped", stretch=4) as worker:
+    with reader().lease(postgres_url, worker_name="stopped", stretch=4) as worker:
         first = uses(worker, 1)
         monkeypatch.setattr(_agent, "exchange", stopping)
         found = in_thread(lambda: uses(worker))
@@ -208,7 +208,7 @@ def test_a_wrong_url_is_reported_at_once(postgres: servers.Postgres, tmp_path: P
 def test_closing_reports_uncommitted_batches(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_worker, "_CLOSING_SECONDS", 0.3)
     quick_to_give_up(monkeypatch)
-    worker = reader().lease(url, worker="closed", stretch=10, ttl=0.5)
+    worker = reader().lease(url, worker_name="closed", stretch=10, ttl=0.5)
     uses(worker, 3)
     worker.commit(wait=True)
     with locked(url):
@@ -219,7 +219,7 @@ def test_closing_reports_uncommitted_batches(url: str, monkeypatch: pytest.Monke
             worker.close()
         # The error was already raised.
         worker.close()
-    with reader().lease(url, worker="other", stretch=10) as other:
+    with reader().lease(url, worker_name="other", stretch=10) as other:
         rest = in_thread(lambda: uses(other))
     # The exchange in progress may have completed when the lock was released.
     assert {step for step, _ in rest} >= set(range(5, BATCHES))
@@ -230,10 +230,10 @@ def test_closing_reports_uncommitted_batches(url: str, monkeypatch: pytest.Monke
 
 
 def test_a_copy_whose_other_holder_advances(url: str) -> None:
-    silent = reader().lease(url, worker="silent", stretch=BATCHES, ttl=1000)
+    silent = reader().lease(url, worker_name="silent", stretch=BATCHES, ttl=1000)
     uses(silent, 1)
     silent.commit(wait=True)
-    copy = reader().lease(url, worker="copy", stretch=BATCHES, ttl=1000)
+    copy = reader().lease(url, worker_name="copy", stretch=BATCHES, ttl=1000)
     batch = in_thread(lambda: next(copy))
     assert (copy.position, batch["id"].tolist()) == ((0, 1), [1])
     assert uses(silent, 5) == [(step, step) for step in range(1, 6)]
@@ -244,7 +244,7 @@ def test_a_copy_whose_other_holder_advances(url: str) -> None:
     silent.close()
     assert in_thread(lambda: uses(copy)) == [(step, step) for step in range(6, BATCHES)]
     copy.close()
-    assert {each.worker: each.batches for each in fastpipe.leases.Ledger(url).status().workers} == {
+    assert {each.worker_name: each.batches for each in fastpipe.leases.Ledger(url).status().workers} == {
         "silent": 6,
         "copy": 14,
     }
@@ -252,10 +252,10 @@ def test_a_copy_whose_other_holder_advances(url: str) -> None:
 
 def test_a_copy_that_has_not_committed_when_it_learns_of_the_other(url: str) -> None:
     # The copy learns of it through a renewal, between two of its batches.
-    silent = reader().lease(url, worker="silent", stretch=BATCHES, ttl=1000)
+    silent = reader().lease(url, worker_name="silent", stretch=BATCHES, ttl=1000)
     uses(silent, 1)
     silent.commit(wait=True)
-    copy = reader().lease(url, worker="copy", stretch=BATCHES, ttl=1000)
+    copy = reader().lease(url, worker_name="copy", stretch=BATCHES, ttl=1000)
     in_thread(lambda: next(copy))
     uses(silent, 5)
     silent.commit(wait=True)
@@ -271,7 +271,7 @@ def test_a_copy_that_has_not_committed_when_it_learns_of_the_other(url: str) -> 
     silent.close()
     assert in_thread(lambda: uses(copy)) == [(step, step) for step in range(7, BATCHES)]
     copy.close()
-    found = {each.worker: (each.batches, each.rows) for each in fastpipe.leases.Ledger(url).status().workers}
+    found = {each.worker_name: (each.batches, each.rows) for each in fastpipe.leases.Ledger(url).status().workers}
     assert found == {"silent": (6, 6), "copy": (14, 14)}
 
 
@@ -311,7 +311,7 @@ def test_an_interrupt_after_reading_a_batch_loses_nothing(url: str, monkeypatch:
         if next(reads) % 4 == 3:
             raise KeyboardInterrupt
 
-    with reader().lease(url, worker="one", stretch=3) as worker:
+    with reader().lease(url, worker_name="one", stretch=3) as worker:
         reading(monkeypatch, worker._passes, interrupt)
         found: list[tuple[int, int]] = []
         interrupts = 0
@@ -386,7 +386,7 @@ def used_despite_interrupts(worker: fastpipe.leases.LeaseWorker) -> list[int]:
 
 def test_an_interrupt_at_any_line_loses_nothing(tmp_path: Path) -> None:
     url, batches = f"sqlite:///{tmp_path}/ledger.db", 45
-    with reader(batches).lease(url, worker="one", stretch=3) as worker:
+    with reader(batches).lease(url, worker_name="one", stretch=3) as worker:
         found = in_thread(lambda: used_despite_interrupts(worker))
     # Batches left over by an interrupt are read later.
     assert sorted(found) == list(range(batches))
@@ -394,7 +394,7 @@ def test_an_interrupt_at_any_line_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_pass_that_cannot_begin_returns_its_lease(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with reader().lease(url, worker="one", stretch=3) as worker:
+    with reader().lease(url, worker_name="one", stretch=3) as worker:
         begin, calls = worker._passes.batches, iter(range(1000))
 
         def failing(epoch: int, start: int, stop: int) -> Started:
@@ -423,7 +423,7 @@ def test_a_pass_that_cannot_begin_returns_its_lease(url: str, monkeypatch: pytes
 
 
 def test_the_pace_includes_reading_and_using(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with reader().lease(url, worker="one", stretch=20) as worker:
+    with reader().lease(url, worker_name="one", stretch=20) as worker:
         reading(monkeypatch, worker._passes, lambda: time.sleep(0.02))
         for _ in range(8):
             next(worker)
@@ -447,7 +447,7 @@ def test_other_workers_take_over_from_a_slow_one(tmp_path: Path, monkeypatch: py
             time.sleep(0.002)
 
     def work(number: int) -> None:
-        with reader(batches).lease(url, worker=f"w{number}") as worker:
+        with reader(batches).lease(url, worker_name=f"w{number}") as worker:
             reading(monkeypatch, worker._passes, lambda: read(number))
             done[number] = uses(worker)
 
@@ -459,7 +459,7 @@ def test_other_workers_take_over_from_a_slow_one(tmp_path: Path, monkeypatch: py
         assert not thread.is_alive()
     assert counted(url) == batches
     # If the slow worker had to read its whole lease first, it and the others would wait for each other.
-    (slow,) = (worker for worker in fastpipe.leases.Ledger(url).status().workers if worker.worker == "w3")
+    (slow,) = (worker for worker in fastpipe.leases.Ledger(url).status().workers if worker.worker_name == "w3")
     assert 1 <= slow.batches <= batches // 20
 
 
@@ -476,12 +476,12 @@ def test_a_name_taken_over_during_an_exchange(url: str, monkeypatch: pytest.Monk
         return answer
 
     monkeypatch.setattr(_agent, "exchange", slow)
-    old = reader().lease(url, worker="pod", stretch=BATCHES, ttl=1000)
+    old = reader().lease(url, worker_name="pod", stretch=BATCHES, ttl=1000)
     assert granted.wait(LONGEST)
 
     def take_over() -> list[tuple[int, int]]:
         joining.set()
-        with reader().lease(url, worker="pod", stretch=BATCHES, copies=False) as new:
+        with reader().lease(url, worker_name="pod", stretch=BATCHES, copies=False) as new:
             return uses(new)
 
     assert in_thread(take_over) == [(step, step) for step in range(BATCHES)]

@@ -63,8 +63,8 @@ def expected(epochs: int = 1, **options: Any) -> dict[tuple[int, int], list[int]
 
 
 def test_one_worker_has_the_readers_batches(url: str) -> None:
-    with reader(epochs=3).lease(url, worker="one", stretch=7) as worker:
-        assert (worker.worker, worker.job, worker.epoch, worker.position) == ("one", "default", 0, None)
+    with reader(epochs=3).lease(url, worker_name="one", stretch=7) as worker:
+        assert (worker.worker_name, worker.job, worker.epoch, worker.position) == ("one", "default", 0, None)
         found = used(worker)
         assert worker.finished
     assert [position for position, _ in found] == sorted(expected(3))
@@ -75,7 +75,7 @@ def test_workers_share_the_batches(url: str) -> None:
     found: list[Any] = []
 
     def work(name: str) -> None:
-        with reader(epochs=2).lease(url, worker=name, stretch=3) as worker:
+        with reader(epochs=2).lease(url, worker_name=name, stretch=3) as worker:
             found.extend(used(worker))
 
     together([threading.Thread(target=work, args=(f"w{i}",)) for i in range(4)])
@@ -88,17 +88,17 @@ def test_workers_share_the_batches(url: str) -> None:
 
 
 def test_other_workers_continue_from_the_last_commit(url: str) -> None:
-    with reader().lease(url, worker="first", stretch=20) as worker:
+    with reader().lease(url, worker_name="first", stretch=20) as worker:
         first = used(worker, 5)
         next(worker)  # Yielded but not committed.
-    with reader().lease(url, worker="second", stretch=20) as worker:
+    with reader().lease(url, worker_name="second", stretch=20) as worker:
         second = used(worker)
     assert len(first) + len(second) == 40
     assert dict(first + second) == expected()
 
 
 def test_an_expired_lease_goes_to_others_and_its_commit_is_refused(url: str) -> None:
-    slow = reader().lease(url, worker="slow", stretch=40, ttl=0.5)
+    slow = reader().lease(url, worker_name="slow", stretch=40, ttl=0.5)
     batches = iter(slow)
     next(batches)
     slow.commit(wait=True)
@@ -106,28 +106,28 @@ def test_an_expired_lease_goes_to_others_and_its_commit_is_refused(url: str) -> 
     # The worker's thread is blocked, as in a stopped process, so the lease isn't renewed.
     with slow._agent.changed:
         time.sleep(0.7)
-        with reader().lease(url, worker="quick", stretch=40) as quick:
+        with reader().lease(url, worker_name="quick", stretch=40) as quick:
             rest = used(quick)
     assert len(rest) == 39
     with pytest.raises(
         fastpipe.errors.StaleLeaseError, match=r"batch 1 of epoch 0 was refused: the lease of 'slow'"
     ) as caught:
         slow.commit(wait=True)
-    assert (caught.value.worker, caught.value.epoch, caught.value.start, caught.value.stop) == ("slow", 0, 1, 2)
+    assert (caught.value.worker_name, caught.value.epoch, caught.value.start, caught.value.stop) == ("slow", 0, 1, 2)
     # No batch is left, and iteration ends.
     assert list(slow) == []
     assert slow.finished
     slow.close()
-    assert {worker.worker: worker.batches for worker in fastpipe.leases.Ledger(url).status().workers} == {
+    assert {worker.worker_name: worker.batches for worker in fastpipe.leases.Ledger(url).status().workers} == {
         "slow": 1,
         "quick": 39,
     }
 
 
 def test_a_straggler_gets_a_second_copy_and_the_first_commit_wins(url: str) -> None:
-    slow = reader().lease(url, worker="slow", stretch=40)
+    slow = reader().lease(url, worker_name="slow", stretch=40)
     next(slow)
-    with reader().lease(url, worker="quick", stretch=40) as quick:
+    with reader().lease(url, worker_name="quick", stretch=40) as quick:
         assert dict(used(quick)) == expected()
     with pytest.raises(fastpipe.errors.StaleLeaseError):
         slow.commit(wait=True)
@@ -135,12 +135,12 @@ def test_a_straggler_gets_a_second_copy_and_the_first_commit_wins(url: str) -> N
 
 
 def test_without_copies_a_worker_waits_for_others(url: str) -> None:
-    slow = reader().lease(url, worker="slow", stretch=40)
+    slow = reader().lease(url, worker_name="slow", stretch=40)
     first = next(slow)["id"].tolist()
     done = threading.Event()
 
     def work() -> None:
-        with reader().lease(url, worker="quick", stretch=40, copies=False) as quick:
+        with reader().lease(url, worker_name="quick", stretch=40, copies=False) as quick:
             assert used(quick) == []
         done.set()
 
@@ -156,9 +156,9 @@ def test_without_copies_a_worker_waits_for_others(url: str) -> None:
 
 
 def test_a_returning_name_recovers_its_leases(url: str) -> None:
-    old = reader().lease(url, worker="pod", stretch=40, ttl=1000)
+    old = reader().lease(url, worker_name="pod", stretch=40, ttl=1000)
     next(old)
-    with reader().lease(url, worker="pod", stretch=40, copies=False) as new:
+    with reader().lease(url, worker_name="pod", stretch=40, copies=False) as new:
         assert len(used(new)) == 40
     with pytest.raises(
         fastpipe.errors.StateError, match="another worker of the job 'default' has taken the name 'pod'"
@@ -169,9 +169,9 @@ def test_a_returning_name_recovers_its_leases(url: str) -> None:
 
 @pytest.mark.parametrize("barrier", [True, False])
 def test_epochs_with_and_without_a_barrier(url: str, barrier: bool) -> None:
-    slow = reader(epochs=2).lease(url, worker="slow", stretch=20, barrier=barrier)
+    slow = reader(epochs=2).lease(url, worker_name="slow", stretch=20, barrier=barrier)
     next(slow)
-    other = reader(epochs=2).lease(url, worker="other", stretch=20, barrier=barrier, copies=False)
+    other = reader(epochs=2).lease(url, worker_name="other", stretch=20, barrier=barrier, copies=False)
     found = used(other, 20)
     assert {position.epoch for position, _ in found} == {0}
     done: list[Any] = []
@@ -203,7 +203,7 @@ def test_rare_commits_need_another_loop(url: str) -> None:
 
 def test_checkpoints_restore_a_ledger(url: str) -> None:
     ledger = fastpipe.leases.Ledger(url)
-    with reader(epochs=2).lease(url, worker="a", stretch=8) as worker:
+    with reader(epochs=2).lease(url, worker_name="a", stretch=8) as worker:
         first = used(worker, 11)
         checkpoint = json.loads(json.dumps(worker.checkpoint()))
         lost = used(worker, 9)
@@ -220,7 +220,7 @@ def test_checkpoints_restore_a_ledger(url: str) -> None:
     assert len(lost) == 9
     ledger.restore(checkpoint)
     assert ledger.checkpoint() == checkpoint
-    with reader(epochs=2).lease(url, worker="b", stretch=8) as worker:
+    with reader(epochs=2).lease(url, worker_name="b", stretch=8) as worker:
         rest = used(worker)
     assert dict(first + rest) == expected(2)
     assert len(first) + len(rest) == 80
@@ -258,8 +258,8 @@ def test_wrong_checkpoints_change_nothing(tmp_path: Path, damage: Any, error: ty
         ({}, {"url": 5}, TypeError, "the URL of a ledger must be a string; got int"),
         ({}, {"url": "mysql://x/y"}, ValueError, "a ledger needs PostgreSQL or SQLite"),
         ({}, {"url": "sqlite://ledger.db"}, ValueError, "three slashes"),
-        ({}, {"worker": ""}, ValueError, "worker must have 1 to 200 characters"),
-        ({}, {"worker": 5}, TypeError, "worker must be a string; got 5"),
+        ({}, {"worker_name": ""}, ValueError, "worker_name must have 1 to 200 characters"),
+        ({}, {"worker_name": 5}, TypeError, "worker_name must be a string; got 5"),
         ({}, {"job": None}, TypeError, "job must be a string; got None"),
         ({}, {"stretch": 0}, ValueError, "stretch must be between 1"),
         ({}, {"prefetch": 0}, ValueError, "prefetch must be between 1"),
@@ -308,8 +308,8 @@ def test_another_job_with_the_same_name_is_rejected(url: str, other: dict[str, A
 
 def test_workers_without_a_name_get_one(url: str) -> None:
     with reader().lease(url) as first, reader().lease(url) as second:
-        assert first.worker != second.worker
-        assert str(os.getpid()) in first.worker
+        assert first.worker_name != second.worker_name
+        assert str(os.getpid()) in first.worker_name
 
 
 def test_using_a_closed_worker_is_an_error(url: str) -> None:
@@ -323,10 +323,10 @@ def test_using_a_closed_worker_is_an_error(url: str) -> None:
 
 
 def test_a_dropped_worker_releases_its_leases(url: str) -> None:
-    worker = reader().lease(url, worker="gone", stretch=40, ttl=1000)
+    worker = reader().lease(url, worker_name="gone", stretch=40, ttl=1000)
     next(worker)
     del worker
-    with reader().lease(url, worker="next", stretch=40, copies=False) as other:
+    with reader().lease(url, worker_name="next", stretch=40, copies=False) as other:
         assert len(used(other)) == 40
 
 
@@ -397,9 +397,9 @@ import fastpipe
 signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Thread(target=lambda: (time.sleep(80), os._exit(3)), daemon=True).start()
 make = lambda: fastpipe.from_arrays({"id": np.arange(40)}, batch_size=10)
-first = make().lease("sqlite:///ledger.db", worker="a", stretch=4)
+first = make().lease("sqlite:///ledger.db", worker_name="a", stretch=4)
 next(first)
-second = make().lease("sqlite:///ledger.db", worker="b", stretch=4, copies=False)
+second = make().lease("sqlite:///ledger.db", worker_name="b", stretch=4, copies=False)
 try:
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     next(second)
@@ -414,7 +414,7 @@ os._exit(1)
 def test_the_command_line_shows_the_status(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     from fastpipe.cli import main
 
-    with reader().lease(url, worker="pod", stretch=8) as worker:
+    with reader().lease(url, worker_name="pod", stretch=8) as worker:
         used(worker, 5)
         worker.commit(wait=True)
         assert main(["ledger", "status", url]) == 0

@@ -104,7 +104,7 @@ def play(forks: Forks, data: samples.Data, folder: Path, url: str, number: int, 
         "copies": chance.random() < 0.7,
     }
     # The first worker creates the tables. This one closes again and releases its lease.
-    with data.read(**options).lease(url, worker="opener", **lease):
+    with data.read(**options).lease(url, worker_name="opener", **lease):
         pass
     lease_witness.install(url)
     request = {"paths": data.paths, "options": options, "url": url, "lease": lease}

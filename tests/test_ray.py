@@ -131,7 +131,7 @@ def test_too_many_exits_end_the_pool(reader: fastpipe.Reader, url: str) -> None:
         pytest.raises(WorkerError, match=r"died after 1 restarts") as error,
     ):
         pool.join()
-    assert error.value.worker
+    assert error.value.worker_name
     assert error.value.step is None
 
 
@@ -150,7 +150,7 @@ def test_errors_name_the_batch(reader: fastpipe.Reader, url: str) -> None:
     assert error.value.epoch == 0
     assert error.value.step is not None
     assert 17 in reader.batch_at(error.value.step)["id"]
-    assert error.value.worker in str(error.value)
+    assert error.value.worker_name in str(error.value)
 
 
 class Locked(Exception):
@@ -175,7 +175,7 @@ def test_errors_that_cannot_be_pickled_are_reported(reader: fastpipe.Reader, url
 
 def test_errors_of_the_ledger_are_raised_unchanged(reader: fastpipe.Reader, url: str) -> None:
     other = fastpipe.from_arrays({"id": np.arange(7)}, batch_size=1)
-    with other.lease(url, worker="other"):
+    with other.lease(url, worker_name="other"):
         pass
     with (
         fastpipe.ray.LeaseWorkers(reader, url, ids, actor_options=LIGHT, **LEASE) as pool,
@@ -199,7 +199,7 @@ def test_a_class_is_instantiated_once_per_worker(reader: fastpipe.Reader, url: s
     with fastpipe.ray.LeaseWorkers(reader, url, Counting, num_workers=2, actor_options=LIGHT, **LEASE) as pool:
         counts: dict[str, list[int]] = {}
         for result in pool:
-            counts.setdefault(result.worker, []).append(result.value)
+            counts.setdefault(result.worker_name, []).append(result.value)
     most = Counter({worker: max(values) for worker, values in counts.items()})
     assert all(len(values) <= most[worker] for worker, values in counts.items())
     assert most.total() >= 2 * STEPS
@@ -271,10 +271,10 @@ def test_workers_that_ray_cannot_start_yet_are_pending(reader: fastpipe.Reader, 
         ({"num_workers": "2"}, TypeError, "integer"),
         ({"max_results": 0}, ValueError, "max_results must be at least 1; got 0"),
         ({"max_restarts": -1}, ValueError, "max_restarts must be at least 0; got -1"),
-        ({"worker": "me"}, TypeError, "chooses the names of its workers"),
+        ({"worker_name": "me"}, TypeError, "chooses the names of its workers"),
         ({"consume": threading.Lock().acquire}, TypeError, "pickle"),
     ],
-    ids=["reader", "consume", "num_workers", "text", "max_results", "max_restarts", "worker", "pickle"],
+    ids=["reader", "consume", "num_workers", "text", "max_results", "max_restarts", "worker_name", "pickle"],
 )
 def test_wrong_arguments_are_refused(
     reader: fastpipe.Reader, url: str, wrong: dict[str, Any], error: type[Exception], match: str

@@ -64,7 +64,7 @@ def test_remote_and_local_workers_continue_each_other(make: Make, order: dict[st
         found = []
         for number in range(8):
             reader = fastpipe.connect(server.url) if number % 2 else make(**options)
-            with reader.lease(url, worker=f"w{number}", stretch=2) as worker:
+            with reader.lease(url, worker_name=f"w{number}", stretch=2) as worker:
                 found += used(worker, 1)
     assert len(found) == 8
     assert dict(found) == expected(make(**options))
@@ -77,7 +77,7 @@ def test_remote_workers_share_the_batches_though_a_server_stops(url: str, server
 
     def work(name: str) -> None:
         remote = fastpipe.connect([server.url for server in servers], prefetch=2)
-        with remote.lease(url, worker=name, stretch=3, copies=False) as worker:
+        with remote.lease(url, worker_name=name, stretch=3, copies=False) as worker:
             first = used(worker, 1)
             begun.wait(60)
             if name == "w0":
@@ -97,34 +97,34 @@ def test_without_servers_uncommitted_batches_become_free(url: str, servers: list
     servers[0].close()
     with (
         pytest.raises(fastpipe.errors.ServiceError, match=str(servers[0].port)),
-        remote.lease(url, worker="first", stretch=40) as worker,
+        remote.lease(url, worker_name="first", stretch=40) as worker,
     ):
         used(worker)
-    with fastpipe.connect(servers[1].url).lease(url, worker="second", stretch=40) as worker:
+    with fastpipe.connect(servers[1].url).lease(url, worker_name="second", stretch=40) as worker:
         found = used(worker)
     assert sorted(position for position, _ in found) == sorted(expected(read(), 2))
 
 
 def test_other_data_at_the_server_is_another_job(url: str, servers: list[Server]) -> None:
-    with fastpipe.connect(servers[0].url).lease(url, worker="one") as worker:
+    with fastpipe.connect(servers[0].url).lease(url, worker_name="one") as worker:
         used(worker, 1)
     with (
         read(batch_size=20, epochs=2).serve() as server,
         pytest.raises(fastpipe.errors.StateError, match=r"batch_size was 10 and is 20"),
     ):
-        fastpipe.connect(server.url).lease(url, worker="two")
+        fastpipe.connect(server.url).lease(url, worker_name="two")
 
 
 def test_a_remote_reader_without_a_seed_is_refused(url: str) -> None:
     with read(seed=None).serve() as server:
         with pytest.raises(ValueError, match="set a seed"):
-            fastpipe.connect(server.url).lease(url, worker="one")
-        with fastpipe.connect(server.url, seed=5).lease(url, worker="one") as worker:
+            fastpipe.connect(server.url).lease(url, worker_name="one")
+        with fastpipe.connect(server.url, seed=5).lease(url, worker_name="one") as worker:
             assert dict(used(worker)) == expected(read())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 def test_a_worker_on_a_local_service(url: str) -> None:
     local = fastpipe.service.LocalService(read(), prefetch=2)
-    with local, local.reader.lease(url, worker="one", stretch=7) as worker:
+    with local, local.reader.lease(url, worker_name="one", stretch=7) as worker:
         assert dict(used(worker)) == expected(read())

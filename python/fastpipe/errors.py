@@ -207,17 +207,17 @@ class StaleLeaseError(FastpipeError, RuntimeError):
 
     Args:
         message: What went wrong.
-        worker: Name of the worker whose commit was refused.
+        worker_name: Name of the worker whose commit was refused.
         epoch: Epoch of the batches.
         start: Index of the first batch.
         stop: Index after the last batch.
     """
 
     def __init__(
-        self, message: str, *, worker: str = "", epoch: int = 0, start: int = 0, stop: int = 0, **location: Any
+        self, message: str, *, worker_name: str = "", epoch: int = 0, start: int = 0, stop: int = 0, **location: Any
     ) -> None:
         super().__init__(message, **location)
-        self.worker = worker
+        self.worker_name = worker_name
         self.epoch = epoch
         self.start = start
         self.stop = stop
@@ -228,16 +228,16 @@ class WorkerError(FastpipeError, RuntimeError):
 
     Args:
         message: What went wrong.
-        worker: Name of the worker in the ledger.
+        worker_name: Name of the worker in the ledger, or of the process.
         epoch: Epoch of the batch that it failed on. None if it wasn't processing a batch.
         step: Index of that batch.
     """
 
     def __init__(
-        self, message: str, *, worker: str = "", epoch: int | None = None, step: int | None = None, **location: Any
+        self, message: str, *, worker_name: str = "", epoch: int | None = None, step: int | None = None, **location: Any
     ) -> None:
         super().__init__(message, **location)
-        self.worker = worker
+        self.worker_name = worker_name
         self.epoch = epoch
         self.step = step
 

@@ -412,7 +412,7 @@ class Reader:
         self,
         url: str,
         *,
-        worker: str | None = None,
+        worker_name: str | None = None,
         job: str = "default",
         stretch: int | None = None,
         ttl: float = 30.0,
@@ -430,8 +430,8 @@ class Reader:
         Args:
             url: URL of the ledger's database: `postgresql://user@host/database`, or `sqlite:///ledger.db` for a file
                 that workers of one machine share. The first worker creates the tables.
-            worker: Unique name of this worker. A worker that restarts under the same name resumes its leases. Defaults
-                to the host name and the process ID.
+            worker_name: Unique name of this worker. A worker that restarts under the same name resumes its leases.
+                Defaults to the host name and the process ID.
             job: Name of the job. All of its workers must have readers with the same data, order and seed. Defaults to
                 "default".
             stretch: Number of batches in a leased range. All workers must pass the same number. Defaults to 32, or
@@ -460,7 +460,7 @@ class Reader:
             >>> import fastpipe
             >>> reader = fastpipe.read_csv("rides.csv", batch_size=256, shuffle=True, seed=7)
             >>> rows = 0
-            >>> with reader.lease("sqlite:///ledger.db", worker="pod-17") as worker:
+            >>> with reader.lease("sqlite:///ledger.db", worker_name="pod-17") as worker:
             ...     for batch in worker:
             ...         rows += len(batch["distance"])
             ...         worker.commit()
@@ -472,7 +472,7 @@ class Reader:
         return lease(
             self,
             url,
-            worker=worker,
+            worker_name=worker_name,
             job=job,
             stretch=stretch,
             ttl=ttl,

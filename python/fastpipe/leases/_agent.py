@@ -393,7 +393,7 @@ class Agent:
             StaleLeaseError(
                 f"the commit of {batches} of epoch {epoch} was refused: the lease of {self.member.worker!r} has passed "
                 "to another worker, and they count for that worker. The next batch comes from another lease",
-                worker=self.member.worker,
+                worker_name=self.member.worker,
                 epoch=epoch,
                 start=used.start,
                 stop=stop,

@@ -122,7 +122,7 @@ class Ledger:
     Example:
         >>> import fastpipe
         >>> reader = fastpipe.read_csv("rides.csv", batch_size=256, shuffle=True, seed=7)
-        >>> with reader.lease("sqlite:///status.db", worker="one") as worker:
+        >>> with reader.lease("sqlite:///status.db", worker_name="one") as worker:
         ...     for batch in worker:
         ...         worker.commit()
         >>> fastpipe.leases.Ledger("sqlite:///status.db").status().finished
@@ -210,7 +210,7 @@ def lease(
     reader: Any,
     url: str,
     *,
-    worker: str | None,
+    worker_name: str | None,
     job: str,
     stretch: int | None,
     ttl: float,
@@ -221,8 +221,8 @@ def lease(
 ) -> LeaseWorker:
     """Joins a job as a worker. See `Reader.lease` for the arguments."""
     passes = passes_of(reader)
-    for name, given in (("worker", worker), ("job", job)):
-        if not (isinstance(given, str) or (name == "worker" and given is None)):
+    for name, given in (("worker_name", worker_name), ("job", job)):
+        if not (isinstance(given, str) or (name == "worker_name" and given is None)):
             raise TypeError(f"{name} must be a string; got {shown(given)}")
         if given is not None and (not 0 < len(given) <= 200 or "\0" in given):
             raise ValueError(f"{name} must have 1 to 200 characters and no NUL; got {shown(given)}")
@@ -233,7 +233,7 @@ def lease(
     database = database_of(url)
     wanted = job_of(passes, name=job, stretch=length, barrier=flag("barrier", barrier))
     joined, member = join(
-        database, wanted, worker=worker, ttl=seconds[0], stretch_given=length is not None, patience=seconds[1]
+        database, wanted, worker=worker_name, ttl=seconds[0], stretch_given=length is not None, patience=seconds[1]
     )
     agent = Agent(database, joined, member, ahead=waiting, copies=copies, patience=seconds[1])
     return LeaseWorker(passes, database, agent)

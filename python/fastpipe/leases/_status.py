@@ -41,7 +41,7 @@ class WorkerStatus(NamedTuple):
     """The activity of a worker.
 
     Attributes:
-        worker: Its name.
+        worker_name: Its name.
         state: `working` (it holds leases), `idle`, `silent` (idle, and silent for a minute) or `left`.
         seen: Seconds since it last contacted the ledger.
         moved: Seconds since its last commit.
@@ -52,7 +52,7 @@ class WorkerStatus(NamedTuple):
         straggles: Whether it is far slower than other workers, or holds leases and commits nothing.
     """
 
-    worker: str
+    worker_name: str
     state: str
     seen: float
     moved: float
@@ -88,7 +88,7 @@ class LedgerStatus:
     @property
     def stragglers(self) -> list[str]:
         """Names of the workers that are stragglers."""
-        return [worker.worker for worker in self.workers if worker.straggles]
+        return [worker.worker_name for worker in self.workers if worker.straggles]
 
     def __str__(self) -> str:
         width = max(shutil.get_terminal_size((120, 24)).columns, 60)
@@ -111,7 +111,7 @@ class LedgerStatus:
             header = ["worker", "state", "leases", "batches", "rows", "batches/s", "committed", "seen"]
             rows = [
                 [
-                    clean(worker.worker),
+                    clean(worker.worker_name),
                     worker.state + (", straggles" if worker.straggles else ""),
                     str(worker.leases),
                     f"{worker.batches:,}",

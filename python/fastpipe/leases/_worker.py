@@ -93,7 +93,7 @@ class LeaseWorker:
         agent.start()
 
     @property
-    def worker(self) -> str:
+    def worker_name(self) -> str:
         """Name of the worker."""
         return self._agent.member.worker
 
@@ -231,7 +231,7 @@ class LeaseWorker:
         if lost and not self._told:
             told = "" if self._agent.failed is None else f": {self._agent.failed}"
             raise LedgerError(
-                f"{lost} batches that {self.worker!r} has used weren't committed to {self._database.shown}{told}"
+                f"{lost} batches that {self.worker_name!r} has used weren't committed to {self._database.shown}{told}"
             )
 
     def __enter__(self) -> Self:
@@ -248,7 +248,7 @@ class LeaseWorker:
             _LOG.warning("%s", failed)
 
     def __repr__(self) -> str:
-        return f"<LeaseWorker {self.worker!r} of the job {self.job!r} in {self._database.shown}>"
+        return f"<LeaseWorker {self.worker_name!r} of the job {self.job!r} in {self._database.shown}>"
 
     def _check(self) -> None:
         if self._process != os.getpid():

@@ -44,13 +44,13 @@ class Result(NamedTuple):
     Attributes:
         epoch: Epoch of the batch.
         step: Index of the batch in its epoch, as in `Reader.batch_at`.
-        worker: Name of the worker that processed the batch.
+        worker_name: Name of the worker that processed the batch.
         value: The return value.
     """
 
     epoch: int
     step: int
-    worker: str
+    worker_name: str
     value: Any
 
 
@@ -147,7 +147,7 @@ class Worker:
         """Returns whether the job is done."""
         # As in Ray Data, a class is instantiated once for each worker, so that it can load a model only once.
         use = consume() if isinstance(consume, type) else consume
-        worker = reader.lease(url, worker=name, **lease)
+        worker = reader.lease(url, worker_name=name, **lease)
         try:
             for batch in worker:
                 assert worker.position is not None
@@ -274,8 +274,8 @@ class LeaseWorkers:
         self._wanted = at_least("num_workers", num_workers, 1)
         self._max_restarts = at_least("max_restarts", max_restarts, 0)
         limit = at_least("max_results", max_results, 1)
-        if "worker" in lease:
-            raise TypeError("LeaseWorkers chooses the names of its workers: remove the argument `worker`")
+        if "worker_name" in lease:
+            raise TypeError("LeaseWorkers chooses the names of its workers: remove the argument `worker_name`")
         # One thread runs `run`, and the second one `stop`.
         self._actor = ray.remote(Worker).options(**(actor_options or {}), max_concurrency=2, max_restarts=0)
         # With references, Ray ships the objects once to each node instead of once to each worker.
@@ -392,7 +392,7 @@ class LeaseWorkers:
             return
         if self._restarts == self._max_restarts:
             message = f"the worker {worker.name} died after {self._restarts} restarts of the pool's workers: {error}"
-            self._fail(WorkerError(message, worker=worker.name), error)
+            self._fail(WorkerError(message, worker_name=worker.name), error)
             return
         self._restarts += 1
         _log.warning("the worker %s died and is restarted (%d): %s", worker.name, self._restarts, error)
@@ -481,7 +481,7 @@ def _failure(name: str, outcome: Outcome) -> BaseException:
     epoch, step = outcome.batch or (None, None)
     where = f" with batch {step} of epoch {epoch}" if outcome.batch else ""
     failure = WorkerError(
-        f"consume failed in the worker {name}{where}:\n{outcome.told}", worker=name, epoch=epoch, step=step
+        f"consume failed in the worker {name}{where}:\n{outcome.told}", worker_name=name, epoch=epoch, step=step
     )
     failure.__cause__ = error
     return failure

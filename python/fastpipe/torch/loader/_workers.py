@@ -169,7 +169,7 @@ class Workers:
             who = f"DataLoader worker (pid {first.pid})"
             what = f"is killed by signal: {signal.strsignal(-first.exitcode)}"
         self.end(at_once=True)
-        raise WorkerError(f"{who} {what}: {'; '.join(doing)}", worker=_name(first))
+        raise WorkerError(f"{who} {what}: {'; '.join(doing)}", worker_name=_name(first))
 
     def told(self) -> str:
         """Returns a text that describes what the workers are doing."""
