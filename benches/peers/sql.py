@@ -45,7 +45,7 @@ class FastpipeWorker(SqlWorker):
 
     def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
         begun = time.perf_counter()
-        reader = self.library.read_sql(SQL, job.path, partitions=PARTITIONS, batch_size=job.batch)
+        reader = self.library.read_sql(SQL, job.path, num_partitions=PARTITIONS, batch_size=job.batch)
         planned = time.perf_counter() - begun
         rows = total = 0
         for batch in reader:
