@@ -1,4 +1,4 @@
-"""Compares `fastpipe.describe` with NumPy and Arrow's compute functions.
+"""Compares `Reader.describe` with NumPy and Arrow's compute functions.
 
 Each describes one column in memory: count, extremes, mean, standard deviation, and five quantiles of numbers; value
 counts of integers and text. The libraries take turns, and their results are compared.
@@ -39,8 +39,8 @@ class Found(NamedTuple):
 
 
 def by_fastpipe(column: pa.Array, batch_size: int) -> Found:
-    """Describes a column with `fastpipe.describe`."""
-    found = fastpipe.describe(fastpipe.from_arrow(pa.table({"x": column}), batch_size=batch_size))["x"]
+    """Describes a column with `Reader.describe`."""
+    found = fastpipe.from_arrow(pa.table({"x": column}), batch_size=batch_size).describe()["x"]
     counts = {} if found.kind == "real" else found.counts()
     if found.kind == "text":
         return Found(found.count, counts)

@@ -104,7 +104,7 @@ class Run:
         if self.rebatch is None:
             return iter(reader)
         buffer = {"shuffle_buffer": 3 * self.batch_size, "seed": 2} if self.rebatch == "shuffled" else {}
-        return iter(fastpipe.rebatch(reader, self.batch_size // 2 + 7, **buffer))
+        return iter(reader.rebatch(self.batch_size // 2 + 7, **buffer))
 
     def go(self) -> dict[str, Any]:
         """Keeps batches until memory is exhausted, then releases them and continues to read."""

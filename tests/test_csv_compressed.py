@@ -290,7 +290,7 @@ def test_samples() -> None:
     assert drawn.values[:, 0].tolist() == drawn.rows.tolist()
     assert len(fastpipe.csv.sample_csv(packed, 500, columns=["n"], seed=7, method="block").rows)
     reader = fastpipe.read_csv(packed, features=FEATURES, batch_size=10)
-    assert [shown(batch)["n"] for batch in fastpipe.take(reader, [9, 50_000])] == [[9, 50_000]]
+    assert [shown(batch)["n"] for batch in reader.take([9, 50_000])] == [[9, 50_000]]
 
 
 def test_locations_and_fingerprints(tmp_path: Path) -> None:
@@ -405,10 +405,10 @@ def test_samples_of_a_file_in_one_piece_are_read_in_sequence(in_one_piece: dict[
         assert (drawn.values == expected.values).all()
         assert drawn.rows.tolist() == fastpipe.csv.sample_csv(plain, rows, columns=["n"], seed=3).rows.tolist()
     reader = fastpipe.read_csv(path, features=FEATURES, batch_size=100)
-    assert fastpipe.take(reader, [3, 70, 200_000]).num_rows == 3
+    assert reader.take([3, 70, 200_000]).num_rows == 3
     last = reader.num_rows - 1
-    found = [batch["n"].tolist() for batch in fastpipe.take(reader, [3, last], batch_size=1)]
-    rows = fastpipe.take(fastpipe.read_csv(plain, features=FEATURES, batch_size=1), [3, last])
+    found = [batch["n"].tolist() for batch in reader.take([3, last], batch_size=1)]
+    rows = fastpipe.read_csv(plain, features=FEATURES, batch_size=1).take([3, last])
     assert found == [batch["n"].tolist() for batch in rows]
 
 

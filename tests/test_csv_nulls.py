@@ -181,6 +181,6 @@ def test_samples(tmp_path: Path) -> None:
     rows[UNSEEN] = b",1.5,true,x\n"
     path = written(tmp_path / "x.csv", rows)
     reader = fastpipe.read_csv(path, columns=["id"], batch_size=1000)
-    [ids] = [batch["id"] for batch in fastpipe.sample(reader, ROWS, seed=1, batch_size=ROWS)]
+    [ids] = [batch["id"] for batch in reader.sample(ROWS, seed=1, batch_size=ROWS)]
     assert np.array_equal(np.flatnonzero(~ids.valid), [UNSEEN - 1])
     assert np.array_equal(ids.values[ids.valid], np.delete(np.arange(ROWS), UNSEEN - 1))

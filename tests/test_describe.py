@@ -1,4 +1,4 @@
-"""`fastpipe.describe` matches NumPy, statistics and Counter for every array type, source and split."""
+"""`Reader.describe` matches NumPy, statistics and Counter for every array type, source and split."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from processes import together
 
 def described(columns: Any, **options: Any) -> fastpipe.typing.Description:
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
-    return fastpipe.describe(fastpipe.from_arrow(table, batch_size=7), **options)
+    return fastpipe.from_arrow(table, batch_size=7).describe(**options)
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(-(2**62), 2**62), st.integers(-3, 3)), min_size=1, max_size=60))
@@ -81,14 +81,14 @@ def test_text_and_bytes(values: list[str | None], binary: bool) -> None:
 def test_times() -> None:
     days = np.array(["2026-01-01", "2026-01-03", "NaT", "2026-01-05"], "datetime64[D]")
     spans = np.array([5, 7, 9, 11], "timedelta64[s]")
-    found = fastpipe.describe(fastpipe.from_arrays({"day": days, "span": spans}, batch_size=3))
+    found = fastpipe.from_arrays({"day": days, "span": spans}, batch_size=3).describe()
     day, span = found["day"], found["span"]
     assert (day.nulls, day.mean, day.minimum, day.maximum) == (1, days[1], days[0], days[3])
     assert day.quantile(0.5) == days[1]
     assert day.counts() == {days[0]: 1, days[1]: 1, days[3]: 1}
     assert (span.mean, span.deviation) == (np.timedelta64(8, "s"), np.timedelta64(2, "s"))
     assert day.deviation == np.timedelta64(2, "D")
-    unknown = fastpipe.describe(fastpipe.from_arrays({"day": days[2:3]}, batch_size=1))["day"].deviation
+    unknown = fastpipe.from_arrays({"day": days[2:3]}, batch_size=1).describe()["day"].deviation
     assert np.isnat(unknown)
     assert unknown.dtype == "timedelta64[D]"
 
@@ -98,7 +98,7 @@ def test_bools_and_codes(tmp_path: Path) -> None:
     table = pa.table({"ok": [True, False, True, True], "city": city})
     features = {"ok": fastpipe.DenseSpec((), "bool"), "city": fastpipe.DenseSpec((), "int32", on_null="mask")}
     reader = fastpipe.from_arrow(table, features=features, batch_size=3)
-    found = fastpipe.describe(reader)
+    found = reader.describe()
     assert found["ok"].counts() == {True: 3, False: 1}
     assert (found["ok"].mean, found["ok"].maximum) == (0.75, True)
     assert reader.symbols["city"] == ["Oslo", "Rome"]
@@ -126,9 +126,8 @@ def test_sparse_rows(layout: Any) -> None:
         {"indices": [int(c) for c in columns[rows == r]], "values": dense[r][dense[r] != 0].tolist()} for r in range(3)
     ]
     kind = pa.struct([("indices", pa.list_(pa.int64())), ("values", pa.list_(pa.float64()))])
-    found = fastpipe.describe(
-        fastpipe.from_arrow(pa.table({"x": pa.array(bags, kind)}), features={"x": spec}, batch_size=2)
-    )["x"]
+    table = pa.table({"x": pa.array(bags, kind)})
+    found = fastpipe.from_arrow(table, features={"x": spec}, batch_size=2).describe()["x"]
     assert (found.count, found.mean) == (3, 2.5)
     assert found.lengths is not None
     assert found.lengths.counts() == {0: 1, 1: 1, 2: 1}
@@ -160,16 +159,14 @@ def same(one: fastpipe.typing.Description, other: fastpipe.typing.Description) -
 @pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
 def test_merged_ranks_and_partitions_equal_the_whole(shuffle: Any) -> None:
     options = {"batch_size": 64, "shuffle": shuffle, "seed": 3}
-    whole = fastpipe.describe(fastpipe.from_arrow(TABLE, **options))
+    whole = fastpipe.from_arrow(TABLE, **options).describe()
     ranks = [
-        fastpipe.describe(
-            fastpipe.from_arrow(TABLE, **options, rank=rank, world_size=3, on_uneven=on_uneven, shard_by="batch")
-        )
+        fastpipe.from_arrow(TABLE, **options, rank=rank, world_size=3, on_uneven=on_uneven, shard_by="batch").describe()
         for rank, on_uneven in enumerate(["pad", "allow", "drop"])
     ]
     same(fastpipe.typing.Description.merged(ranks), whole)
     reader = fastpipe.from_arrow(TABLE.combine_chunks(), **options)
-    parts = [fastpipe.describe(reader.read_partition(part)) for part in reader.partition(4)]
+    parts = [reader.read_partition(part).describe() for part in reader.partition(4)]
     same(fastpipe.typing.Description.merged(parts), whole)
     # Merging leaves its inputs unchanged.
     assert sum(part.rows for part in parts) == 1000
@@ -181,8 +178,8 @@ def test_files_and_tables_have_equal_descriptions(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(TABLE, tmp_path / "t.parquet", row_group_size=100)
     fastpipe.write_avro(tmp_path / "t.avro", TABLE)
     whole = described(TABLE)
-    same(fastpipe.describe(fastpipe.read_parquet(tmp_path / "t.parquet", batch_size=64)), whole)
-    same(fastpipe.describe(fastpipe.read_avro(tmp_path / "t.avro", batch_size=64)), whole)
+    same(fastpipe.read_parquet(tmp_path / "t.parquet", batch_size=64).describe(), whole)
+    same(fastpipe.read_avro(tmp_path / "t.avro", batch_size=64).describe(), whole)
 
 
 def test_the_readers_pass_continues() -> None:
@@ -190,7 +187,7 @@ def test_the_readers_pass_continues() -> None:
     batches = iter(reader)
     first = next(batches)["i"].tolist()
     state = reader.state_dict()
-    assert fastpipe.describe(reader).rows == 1000
+    assert reader.describe().rows == 1000
     assert reader.state_dict() == state
     assert next(batches)["i"].tolist() != first
     assert reader.batch_at(0)["i"].tolist() == first
@@ -198,12 +195,12 @@ def test_the_readers_pass_continues() -> None:
 
 def test_a_sample_of_rows() -> None:
     reader = fastpipe.from_arrow(TABLE, batch_size=100)
-    found = fastpipe.describe(reader, rows=300, seed=5)
+    found = reader.describe(rows=300, seed=5)
     assert found.rows == 300
-    same(found, fastpipe.describe(fastpipe.sample(reader, 300, seed=5)))
+    same(found, reader.sample(300, seed=5).describe())
     # The order does not affect which rows are drawn.
     shuffled = fastpipe.from_arrow(TABLE, batch_size=100, shuffle="block", shuffle_buffer=300, seed=1)
-    same(found, fastpipe.describe(shuffled, rows=300, seed=5))
+    same(found, shuffled.describe(rows=300, seed=5))
 
 
 def test_sketches_keep_their_error_bounds() -> None:
@@ -211,7 +208,7 @@ def test_sketches_keep_their_error_bounds() -> None:
     rows = 200_000
     ids = (draw.zipf(1.3, rows) % 50_000).astype(np.int64)
     values = draw.lognormal(size=rows)
-    found = fastpipe.describe(fastpipe.from_arrays({"id": ids, "x": values}, batch_size=4096), exact_values=1000)
+    found = fastpipe.from_arrays({"id": ids, "x": values}, batch_size=4096).describe(exact_values=1000)
     feature = found["id"]
     exact = Counter(ids.tolist())
     assert 0 < feature.counts_error < rows / 1000
@@ -259,9 +256,7 @@ def test_quantiles_of_integers_outlive_their_counts(few: tuple[int, ...]) -> Non
     """Merges descriptions with exact counts and descriptions with sketches, which then provide the quantiles."""
     draw = np.random.default_rng(3)
     halves = [draw.integers(0, 100 if half in few else 5000, 300_000) for half in range(2)]
-    parts = [
-        fastpipe.describe(fastpipe.from_arrays({"x": each}, batch_size=4096), exact_values=1000) for each in halves
-    ]
+    parts = [fastpipe.from_arrays({"x": each}, batch_size=4096).describe(exact_values=1000) for each in halves]
     found, values = fastpipe.typing.Description.merged(parts)["x"], np.sort(np.concatenate(halves))
     assert (found.quantile_error == 0) == (found.counts_error == 0) == (len(few) == 2)
     for share in (0.01, 0.25, 0.5, 0.75, 0.99):
@@ -312,7 +307,7 @@ def test_incompatible_descriptions_are_not_merged() -> None:
 
 
 def test_no_rows() -> None:
-    empty = fastpipe.describe(fastpipe.from_arrow(TABLE.slice(0, 0), batch_size=5))
+    empty = fastpipe.from_arrow(TABLE.slice(0, 0), batch_size=5).describe()
     assert (empty.rows, dict(empty)) == (0, {})
     whole = described(TABLE)
     both = fastpipe.typing.Description.merged([empty, whole])
@@ -323,16 +318,15 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"reader": TABLE}, TypeError, "reader must be a fastpipe.Reader"),
         ({"exact_values": 0}, ValueError, "exact_values"),
         ({"rows": "all"}, TypeError, "rows"),
         ({"progress": 1}, TypeError, "progress must be True or False"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
-    given = {"reader": fastpipe.from_arrow(TABLE, batch_size=5)} | arguments
+    reader = fastpipe.from_arrow(TABLE, batch_size=5)
     with pytest.raises(error, match=match):
-        fastpipe.describe(**given)
+        reader.describe(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +350,7 @@ def test_unknown_features_are_named() -> None:
 
 def test_buckets_digitize() -> None:
     values = np.random.default_rng(3).normal(size=5000)
-    found = fastpipe.describe(fastpipe.from_arrays({"x": values}, batch_size=64))["x"]
+    found = fastpipe.from_arrays({"x": values}, batch_size=64).describe()["x"]
     counts = np.bincount(np.digitize(values, found.buckets(8)), minlength=8)
     assert len(counts) == 8
     assert counts.min() > 0.8 * 5000 / 8
@@ -366,7 +360,7 @@ def test_buckets_digitize() -> None:
 def test_vocabularies_are_used_in_specs(tmp_path: Path) -> None:
     path = tmp_path / "t.avro"
     fastpipe.write_avro(path, pa.table({"city": ["Rome", "Oslo", "Rome", "Bonn"]}))
-    vocabulary = fastpipe.describe(fastpipe.read_avro(path, batch_size=2))["city"].vocabulary(most=2)
+    vocabulary = fastpipe.read_avro(path, batch_size=2).describe()["city"].vocabulary(most=2)
     features = {"city": fastpipe.VocabularySpec(vocabulary, on_unknown="bucket")}
     (batch,) = fastpipe.read_avro(path, features=features, batch_size=4)
     assert vocabulary == ["Rome", "Bonn"]
@@ -376,7 +370,7 @@ def test_vocabularies_are_used_in_specs(tmp_path: Path) -> None:
 def test_two_threads_describe_one_reader() -> None:
     reader = fastpipe.from_arrow(TABLE, batch_size=100)
     found: list[fastpipe.typing.Description] = []
-    together([threading.Thread(target=lambda: found.append(fastpipe.describe(reader))) for _ in range(2)])
+    together([threading.Thread(target=lambda: found.append(reader.describe())) for _ in range(2)])
     same(*found)
 
 
@@ -396,13 +390,13 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fields_without_a_value_are_nulls(spec: Any) -> None:
     data = b"x,y\n1.5,1\n,2\nNA,3\n-2.5,4\n"
     reader = fastpipe.read_csv(data, features=None if spec is None else {"x": spec}, batch_size=3)
-    found = fastpipe.describe(reader)["x"]
+    found = reader.describe()["x"]
     assert (found.nulls, found.nans, found.count, found.null_share) == (2, 0, 2, 0.5)
     assert (found.mean, found.minimum, found.maximum) == (-0.5, -2.5, 1.5)
     # Merged and stored descriptions include nulls.
-    parts = [fastpipe.describe(reader.read_partition(part)) for part in reader.partition(1)]
+    parts = [reader.read_partition(part).describe() for part in reader.partition(1)]
     assert fastpipe.typing.Description.merged([*parts, *parts])["x"].nulls == 4
     # If nulls are masked, NaN is a value.
     arrays = {"x": np.array([1.0, math.nan])}
-    table = fastpipe.describe(fastpipe.from_arrays(arrays, batch_size=3))["x"]
+    table = fastpipe.from_arrays(arrays, batch_size=3).describe()["x"]
     assert (table.nulls, table.nans, table.count) == (0, 1, 2)

@@ -74,7 +74,7 @@ def in_array(file: File, seed: int, **how: object) -> np.ndarray:
 
 def in_reader(file: File, seed: int, **how: object) -> np.ndarray:
     """Returns the rows that `sample` draws."""
-    return rows_of_sample(fastpipe.sample(file.reader, file.drawn, seed=seed, **how))  # type: ignore[arg-type]
+    return rows_of_sample(file.reader.sample(file.drawn, seed=seed, **how))  # type: ignore[arg-type]
 
 
 def in_strata(file: File, seed: int, size: int, **how: object) -> np.ndarray:

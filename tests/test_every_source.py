@@ -147,15 +147,15 @@ def test_explain_and_stats(make: Make) -> None:
 @order
 def test_a_description_is_of_all_rows(make: Make, order: dict[str, Any], request: pytest.FixtureRequest) -> None:
     pytest.importorskip("datasketches")
-    whole = fastpipe.describe(make(batch_size=32, **order))
+    whole = make(batch_size=32, **order).describe()
     assert whole.rows == ROWS
     assert set(whole) == set(make(batch_size=32).features)
     if request.node.callspec.params["make"] == "interactions":
         return  # The drawn negatives depend on the order and on ranks.
     # The description doesn't depend on batch size, order or ranks.
-    same_description(fastpipe.describe(make(batch_size=7)), whole)
+    same_description(make(batch_size=7).describe(), whole)
     ranks = [make(batch_size=8, **order, rank=rank, world_size=3, on_uneven="allow") for rank in range(3)]
-    same_description(fastpipe.typing.Description.merged(map(fastpipe.describe, ranks)), whole)
+    same_description(fastpipe.typing.Description.merged(rank.describe() for rank in ranks), whole)
 
 
 def same_description(mine: fastpipe.typing.Description, other: fastpipe.typing.Description) -> None:

@@ -206,8 +206,7 @@ def test_readers_of_other_sources(table: np.ndarray) -> None:
     for part, device in enumerate(filled):
         rows = device.rows
         assert (
-            rows.tolist()
-            == fastpipe._reader.sampling.rows_of_sample(fastpipe.sample(plain, 5_001, seed=5, part=part)).tolist()
+            rows.tolist() == fastpipe._reader.sampling.rows_of_sample(plain.sample(5_001, seed=5, part=part)).tolist()
         )
         assert device.columns == ["i", "x[0]", "x[1]", "flag"]
         expected = np.column_stack([rows, table[rows, :2], rows % 2 == 0])

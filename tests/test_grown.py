@@ -57,7 +57,7 @@ def test_the_current_epoch_ends_with_the_old_files(tmp_path: Path, shuffle: Any,
         reader = read(tmp_path, **options)
         with pytest.raises(fastpipe.errors.StateError):
             reader.load_state_dict(state)
-        growth = fastpipe.resume_grown(reader, state)
+        growth = reader.resume_appended(state)
         assert growth.added_files == [str(tmp_path / name) for name in added]
         assert growth.added_rows == len(new)
         if step == 0 or step >= len(whole):
@@ -83,7 +83,7 @@ def test_resuming_again_after_more_growth(tmp_path: Path) -> None:
     state = first.state_dict()
     for number in range(3):
         make(tmp_path, [f"new{number}.avro"], 100 * (number + 1), 2_000 + number)
-        growth = fastpipe.resume_grown(read(tmp_path, **options), state)
+        growth = read(tmp_path, **options).resume_appended(state)
         assert growth.begun is not None
         assert len(growth.added_files) == number + 1
         if number < 2:
@@ -91,7 +91,7 @@ def test_resuming_again_after_more_growth(tmp_path: Path) -> None:
             state = growth.begun.state_dict()
     assert growth.begun is not None
     assert seen + samples.ids_of(growth.begun) == whole
-    done = fastpipe.resume_grown(read(tmp_path, **options), growth.begun.state_dict())
+    done = read(tmp_path, **options).resume_appended(growth.begun.state_dict())
     assert done.begun is None
 
 
@@ -107,7 +107,7 @@ def test_several_epochs_and_ranks(tmp_path: Path) -> None:
     rest = samples.ids_of(next(batches) for _ in range(count - 2))
     make(tmp_path, ["c.avro"], 100, 2_000)
     ranks = [read(tmp_path, **options, rank=rank, world_size=2, on_uneven="allow") for rank in range(2)]
-    growths = [fastpipe.resume_grown(rank, state) for rank in ranks]
+    growths = [rank.resume_appended(state) for rank in ranks]
     assert sorted(i for growth in growths for i in samples.ids_of(growth.begun or [])) == sorted(rest)
     assert [rank.epoch for rank in ranks] == [2, 2]
 
@@ -119,7 +119,7 @@ def test_without_growth_it_is_load_state_dict(tmp_path: Path) -> None:
     whole = samples.ids_of(read(tmp_path, **options))
     seen = samples.ids_of([next(iter(reader))])
     again = read(tmp_path, **options)
-    assert fastpipe.resume_grown(again, reader.state_dict()) == fastpipe.typing.Growth(None, [], 0)
+    assert again.resume_appended(reader.state_dict()) == fastpipe.typing.Growth(None, [], 0)
     assert seen + samples.ids_of(again) == whole
 
 
@@ -130,7 +130,7 @@ def test_a_drawn_seed_is_restored(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     make(tmp_path, ["b.avro"], 100, 2_000)
     again = read(tmp_path, batch_size=3, shuffle=True)
     with caplog.at_level(logging.INFO, "fastpipe"):
-        growth = fastpipe.resume_grown(again, reader.state_dict())
+        growth = again.resume_appended(reader.state_dict())
     assert growth.begun is not None
     assert again.seed == growth.begun.seed == reader.seed
     assert samples.ids_of(again) == samples.ids_of(
@@ -154,20 +154,20 @@ def test_changes_other_than_growth_are_rejected(tmp_path: Path) -> None:
     damaged = {**state, "data": {**state["data"], "digest": "0"}}
     for wrong in (damaged, samples.sealed(damaged), {}, {"data": 3}, {**state, "version": 99}):
         with pytest.raises(fastpipe.errors.StateError):
-            fastpipe.resume_grown(read(tmp_path, **options), wrong)
+            read(tmp_path, **options).resume_appended(wrong)
     with pytest.raises(fastpipe.errors.StateError, match="batch_size"):
-        fastpipe.resume_grown(read(tmp_path, **{**options, "batch_size": 5}), state)
+        read(tmp_path, **{**options, "batch_size": 5}).resume_appended(state)
     with pytest.raises(TypeError):
-        fastpipe.resume_grown(read(tmp_path, **options), 3)  # type: ignore[arg-type]
+        read(tmp_path, **options).resume_appended(3)  # type: ignore[arg-type]
     make(tmp_path, ["b.avro"], 50, 1_000)
     changed = read(tmp_path, **options)
     with pytest.raises(fastpipe.errors.StateError, match="are missing or changed"):
-        fastpipe.resume_grown(changed, state)
+        changed.resume_appended(state)
     assert changed.epoch == 0
     for name in ("b.avro", "c.avro"):
         (tmp_path / name).unlink()
     with pytest.raises(fastpipe.errors.StateError, match="files are missing"):
-        fastpipe.resume_grown(read(tmp_path, **options), state)
+        read(tmp_path, **options).resume_appended(state)
     arrays = fastpipe.from_arrays({"id": samples.np.arange(5)}, batch_size=2)
     with pytest.raises(fastpipe.errors.UnsupportedError, match="Avro files"):
-        fastpipe.resume_grown(arrays, arrays.state_dict())
+        arrays.resume_appended(arrays.state_dict())

@@ -180,7 +180,7 @@ def test_errors_of_data_have_the_local_place(tmp_path: Path) -> None:
 
 def test_wrong_arguments_and_closed_services() -> None:
     with pytest.raises(fastpipe.errors.UnsupportedError, match="let the client make"):
-        fastpipe.service.LocalService(fastpipe.rebatch(read(), 32))  # type: ignore[arg-type]
+        fastpipe.service.LocalService(read().rebatch(32))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         fastpipe.service.LocalService([1, 2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout"):

@@ -209,7 +209,7 @@ def test_batches_of_servers_are_counted() -> None:
 
 def test_converted_batches_are_counted() -> None:
     reader = numbers()
-    assert [len(batch["id"]) for batch in fastpipe.rebatch(reader, 64)] == [64, 36]
+    assert [len(batch["id"]) for batch in reader.rebatch(64)] == [64, 36]
     assert totals(reader)["batches"] == 10
     pa = pytest.importorskip("pyarrow")
     assert pa.table(reader).num_rows == 100
@@ -505,7 +505,7 @@ def test_scalars_of_several_readers() -> None:
 # --- mistakes ---
 
 
-@pytest.mark.parametrize("wrong", [1, None, "train", [], fastpipe.rebatch([], 2)], ids=repr)
+@pytest.mark.parametrize("wrong", [1, None, "train", [], fastpipe.typing.Rebatcher([], 2)], ids=repr)
 def test_arguments_that_are_not_readers_are_refused(wrong: Any) -> None:
     for readers in (wrong, {"train": numbers(), "other": wrong}):
         with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader; got"):

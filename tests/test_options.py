@@ -37,12 +37,12 @@ def said_of(text: str) -> list[str]:
 
 
 def test_all_functions_take_the_options() -> None:
-    """Checks that every public function that returns a reader accepts the options, unless it takes a reader or connects
-    to a server.
+    """Checks that every public function that returns a reader accepts the options, unless it connects to a
+    server.
     """
     public = [getattr(fastpipe, name) for name in fastpipe.__all__]
     made = {function for function in public if getattr(function, "__annotations__", {}).get("return") == "Reader"}
-    assert made - {fastpipe.sample, fastpipe.take, fastpipe.connect} == set(FUNCTIONS)
+    assert made - {fastpipe.connect} == set(FUNCTIONS)
 
 
 @functions

@@ -135,7 +135,7 @@ def test_unsupported_readers_are_refused() -> None:
     with pytest.raises(fastpipe.errors.UnsupportedError, match="has loaded a state"):
         fastpipe.ray.dataset(again)
     with pytest.raises(fastpipe.errors.UnsupportedError, match="pass the underlying reader"):
-        fastpipe.ray.dataset(fastpipe.rebatch(numbers(), batch_size=7))  # type: ignore[arg-type]
+        fastpipe.ray.dataset(numbers().rebatch(batch_size=7))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         fastpipe.ray.dataset([1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_blocks must be at least 1"):
@@ -213,6 +213,6 @@ def test_shard_requires_a_ray_train_worker() -> None:
     with pytest.raises(RuntimeError, match="train"):
         fastpipe.ray.shard(numbers())
     with pytest.raises(fastpipe.errors.UnsupportedError, match="shard the underlying reader"):
-        fastpipe.ray.shard(fastpipe.rebatch(numbers(), batch_size=7))  # type: ignore[arg-type]
+        fastpipe.ray.shard(numbers().rebatch(batch_size=7))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         fastpipe.ray.shard(3)  # type: ignore[arg-type]

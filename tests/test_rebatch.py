@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import fastpipe
 import order_model
-from fastpipe import Masked, Ragged, Sparse, Strings, rebatch
+from fastpipe import Masked, Ragged, Sparse, Strings
 from fastpipe.batch import SparseCSR
 from fastpipe.typing import Rebatcher
 from processes import together
@@ -179,7 +179,7 @@ def test_rows_match_the_naive_order(name: str, data: st.DataObject) -> None:
     for rows in chunks:
         batches.append({"x": make(rows), "number": np.arange(total, total + len(rows))})
         total += len(rows)
-    found = list(rebatch(batches, size, shuffle_buffer=buffer, seed=seed, epoch=epoch, drop_last=drop_last))
+    found = list(Rebatcher(batches, size, shuffle_buffer=buffer, seed=seed, epoch=epoch, drop_last=drop_last))
 
     numbers = order(total, buffer, seed, epoch)
     if drop_last:
@@ -212,7 +212,7 @@ def test_many_columns_and_many_rows(buffer: int) -> None:
     batches = [{name: form[start:stop] for name, form in whole.items()} for start, stop in itertools.pairwise(cuts)]
     start = 0
     numbers = np.array(order(total, buffer, 5, 2))
-    for batch in rebatch(batches, size, shuffle_buffer=buffer, seed=5, epoch=2):
+    for batch in Rebatcher(batches, size, shuffle_buffer=buffer, seed=5, epoch=2):
         index = numbers[start : start + size]
         assert np.array_equal(batch["wide"], whole["wide"][index])
         assert np.array_equal(batch["narrow"], whole["narrow"][index])
@@ -229,13 +229,13 @@ def test_many_columns_and_many_rows(buffer: int) -> None:
 
 def test_the_seed_is_shown_and_repeats_the_order() -> None:
     batches = [{"x": np.arange(50)}]
-    first = rebatch(batches, 8, shuffle_buffer=20)
+    first = Rebatcher(batches, 8, shuffle_buffer=20)
     assert isinstance(first, Rebatcher)
     assert iter(first) is first
     assert first.batch_size == 8
-    again = rebatch(batches, np.int64(8), shuffle_buffer=20, seed=first.seed, epoch=0)
+    again = Rebatcher(batches, np.int64(8), shuffle_buffer=20, seed=first.seed, epoch=0)
     assert [b["x"].tolist() for b in first] == [b["x"].tolist() for b in again]
-    assert rebatch(batches, 8, shuffle_buffer=20).seed != first.seed
+    assert Rebatcher(batches, 8, shuffle_buffer=20).seed != first.seed
 
 
 @pytest.mark.parametrize("buffer", [0, 5])
@@ -247,7 +247,7 @@ def test_nothing_is_read_before_it_is_needed(buffer: int) -> None:
         for read in range(1, 11):  # noqa: B007
             yield {"x": np.arange(4)}
 
-    batches = rebatch(source(), 4, shuffle_buffer=buffer)
+    batches = Rebatcher(source(), 4, shuffle_buffer=buffer)
     assert read == 0
     next(batches)
     assert read == (1 if buffer == 0 else 2)
@@ -269,7 +269,7 @@ def test_input_arrays_may_be_overwritten(buffer: int) -> None:
             yield {"x": memory, "w": wide, "r": Ragged(items, np.arange(21) * 2)}
             memory[:] = wide[:] = items[:] = -1
 
-    found = list(rebatch(source(), 4, shuffle_buffer=buffer, seed=0, copy=buffer > 0))
+    found = list(Rebatcher(source(), 4, shuffle_buffer=buffer, seed=0, copy=buffer > 0))
     assert sorted(itertools.chain.from_iterable(b["x"].tolist() for b in found)) == list(range(200))
     assert all(np.array_equal(b["r"].values, np.repeat(b["x"], 2)) for b in found)
     assert all((b["w"] == b["x"][:, None]).all() for b in found)
@@ -288,7 +288,7 @@ def test_wide_rows_are_drawn_from_their_input_arrays(copy: bool, chunks: list[in
     whole = {"x": np.repeat(numbers, 128).reshape(total, 128), "y": np.repeat(numbers, 131).reshape(total, 131)}
     ends = np.cumsum([0, *chunks]).tolist()
     source = ({name: x[i:j].copy() for name, x in whole.items()} for i, j in itertools.pairwise(ends))
-    batches = rebatch(source, size, shuffle_buffer=buffer, seed=7, copy=copy)
+    batches = Rebatcher(source, size, shuffle_buffer=buffer, seed=7, copy=copy)
     needed = buffer + size - 1
     most = needed + max(size, needed // 4)
     found = []
@@ -311,7 +311,7 @@ def test_arrays_with_few_waiting_rows_are_released() -> None:
             arrays.append(weakref.ref(chunk))
             yield {"x": chunk}
 
-    batches = rebatch(source(), 50, shuffle_buffer=1000, seed=0)
+    batches = Rebatcher(source(), 50, shuffle_buffer=1000, seed=0)
     for _ in batches:
         most = max(most, sum(array() is not None for array in arrays))
     assert 10 < most <= 2 * 1.25 * 1050 / 100 + 2
@@ -323,7 +323,7 @@ def test_large_arrays_reuse_memory() -> None:
         for i in range(30):
             yield {"x": np.full((100, 512), i, dtype=np.float64)}
 
-    batches = rebatch(source(), 100, shuffle_buffer=1, seed=0)
+    batches = Rebatcher(source(), 100, shuffle_buffer=1, seed=0)
     kept = next(batches)["x"]
     addresses = set()
     for i, batch in enumerate(batches, 1):
@@ -355,7 +355,7 @@ def test_nothing_is_kept_after_the_end(how: str, buffer: int) -> None:
         finally:
             ended.append(True)
 
-    batches = rebatch(source(), 4, shuffle_buffer=buffer)
+    batches = Rebatcher(source(), 4, shuffle_buffer=buffer)
     alive = weakref.ref(batches)
     next(batches)
     if how == "close":
@@ -380,7 +380,7 @@ def test_memory_stays_below_about_twice_the_rows(kind: str) -> None:
             x: Any = np.zeros((rows, 8))
             yield {"x": x if kind == "dense" else Ragged(x.reshape(-1), np.arange(rows + 1) * 8)}
 
-    batches = rebatch(source(), size, shuffle_buffer=buffer, seed=0)
+    batches = Rebatcher(source(), size, shuffle_buffer=buffer, seed=0)
     seen = 0
     most = 0
     for batch in batches:
@@ -394,7 +394,7 @@ def test_memory_stays_below_about_twice_the_rows(kind: str) -> None:
 
 
 def test_a_large_buffer_uses_no_more_memory_than_the_data() -> None:
-    batches = rebatch(({"x": np.zeros((100, 100))} for _ in range(10)), 64, shuffle_buffer=2**31 - 1)
+    batches = Rebatcher(({"x": np.zeros((100, 100))} for _ in range(10)), 64, shuffle_buffer=2**31 - 1)
     assert sum(len(batch["x"]) for batch in batches) == 1000
 
 
@@ -402,7 +402,7 @@ def test_a_large_buffer_uses_no_more_memory_than_the_data() -> None:
 @pytest.mark.parametrize("buffer", [0, 50])
 def test_arrays_with_waiting_rows_are_not_resized(buffer: int, width: int) -> None:
     array = np.ones((100, width))
-    batches = fastpipe.rebatch([{"x": array}, {"x": np.zeros((40, width))}], 10, shuffle_buffer=buffer, seed=1)
+    batches = fastpipe.typing.Rebatcher([{"x": array}, {"x": np.zeros((40, width))}], 10, shuffle_buffer=buffer, seed=1)
     next(batches)
     with pytest.raises(ValueError, match="resize"):
         array.resize((1, 1), refcheck=False)
@@ -413,7 +413,7 @@ def test_arrays_with_waiting_rows_are_not_resized(buffer: int, width: int) -> No
 
 
 def test_threads_share_the_batches() -> None:
-    batches = rebatch(({"x": np.arange(i * 100, i * 100 + 100)} for i in range(100)), 7, shuffle_buffer=300)
+    batches = Rebatcher(({"x": np.arange(i * 100, i * 100 + 100)} for i in range(100)), 7, shuffle_buffer=300)
     seen: list[int] = []
     together(
         [threading.Thread(target=lambda: seen.extend(x for b in batches for x in b["x"].tolist())) for _ in range(4)]
@@ -425,7 +425,7 @@ def test_threads_share_the_batches() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_continues_independently() -> None:
     source = [{"x": np.arange(4000 * i, 4000 * (i + 1)), "wide": np.zeros((4000, 200))} for i in range(4)]
-    batches = rebatch(source, 3000, shuffle_buffer=2000, seed=3)
+    batches = Rebatcher(source, 3000, shuffle_buffer=2000, seed=3)
     first = next(batches)["x"].tolist()
     before = threading.active_count()
     child = os.fork()
@@ -446,7 +446,7 @@ def test_row_numbers_do_not_wrap_in_narrow_indices(dtype: Any, batch_size: int, 
         return Sparse(indices, np.arange(first, first + 100), np.array([100, 9]))
 
     batches = list(
-        rebatch(({"x": column(i * 100)} for i in range(6)), batch_size, shuffle_buffer=shuffle_buffer, seed=3)
+        Rebatcher(({"x": column(i * 100)} for i in range(6)), batch_size, shuffle_buffer=shuffle_buffer, seed=3)
     )
     for batch in batches:
         found = batch["x"]
@@ -479,7 +479,7 @@ OFFSETS = np.array([0, 2, 3])
 def test_invalid_sparse_columns_are_refused(column: Any, message: str, masked: bool) -> None:
     batch = {"x": Masked(column, np.ones(2, bool)) if masked else column}
     with pytest.raises(ValueError, match=f"column 'x'.*{message}"):
-        list(rebatch([batch], 2))
+        list(Rebatcher([batch], 2))
 
 
 def test_sizes_of_sparse_columns_grow_to_the_largest_seen() -> None:
@@ -487,13 +487,13 @@ def test_sizes_of_sparse_columns_grow_to_the_largest_seen() -> None:
         return Sparse(np.array([[0, 0, 0], [1, 0, 0]]), np.ones(2), np.array([2, *sizes]))
 
     batches = [{"x": column(5, 3)}, {"x": column(2, 9)}, {"x": column(1, 1)}]
-    found = [batch["x"].dense_shape.tolist() for batch in rebatch(batches, 2)]
+    found = [batch["x"].dense_shape.tolist() for batch in Rebatcher(batches, 2)]
     assert found == [[2, 5, 3], [2, 5, 9], [2, 5, 9]]
 
 
 def test_a_reader_can_be_rebatched_with_other_batches() -> None:
     whole = [{"x": np.arange(10), "s": strings()([str(i) for i in range(10)])}]
-    twice = rebatch(rebatch(whole, 3), 4)
+    twice = Rebatcher(Rebatcher(whole, 3), 4)
     assert [listed(b["s"]) for b in twice] == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
 
 
@@ -502,10 +502,9 @@ def test_input_views_may_have_any_layout() -> None:
     inner = Ragged(np.arange(100), np.array([3, 5, 5, 9]))  # The offsets neither begin at 0 nor end at the last value.
     batches = [{"x": x[:3, ::2], "r": inner}, {"x": x[::-3][:3, ::-2], "r": inner}, {"x": x[:3].T[:3], "r": inner}]
     batches[2]["x"] = np.asfortranarray(batches[1]["x"])
-    (found,) = rebatch(batches, 100)
+    (found,) = Rebatcher(batches, 100)
     assert np.array_equal(found["x"], np.concatenate([b["x"] for b in batches]))
     assert found["r"].to_list() == [[3, 4], [], [5, 6, 7, 8]] * 3
-    assert fastpipe.rebatch is rebatch
 
 
 # --- Refused input ---
@@ -535,7 +534,7 @@ def test_columns_may_come_in_any_order(buffer: int) -> None:
         yield {name: column[:0] for name, column in whole.items()}
         yield cut(25)
 
-    batches = list(rebatch(chunks(), 4, shuffle_buffer=buffer, seed=1))
+    batches = list(Rebatcher(chunks(), 4, shuffle_buffer=buffer, seed=1))
     assert [list(batch) for batch in batches] == [["x", "y", "z"]] * 8
     rows = order(30, buffer, 1, 0)
     for name, column in whole.items():
@@ -546,7 +545,7 @@ def test_columns_may_come_in_any_order(buffer: int) -> None:
 
 def test_dict_subclasses_are_read_by_their_methods() -> None:
     batches = [{"x": np.arange(3)}, Shouting(x=np.arange(3)), {"x": np.arange(3)}]
-    assert [batch["x"].tolist() for batch in rebatch(batches, 3)] == [[0, 1, 2], [100, 101, 102], [0, 1, 2]]
+    assert [batch["x"].tolist() for batch in Rebatcher(batches, 3)] == [[0, 1, 2], [100, 101, 102], [0, 1, 2]]
 
 
 def a(rows: int = 2) -> np.ndarray:
@@ -574,7 +573,7 @@ def a(rows: int = 2) -> np.ndarray:
 def test_batches_that_differ_from_the_first_are_refused(
     second: Any, error: type[Exception], message: str, buffer: int
 ) -> None:
-    batches = rebatch([{"x": a(), "y": a()}, second], 2, shuffle_buffer=buffer)
+    batches = Rebatcher([{"x": a(), "y": a()}, second], 2, shuffle_buffer=buffer)
     if buffer == 0:
         assert len(next(batches)["x"]) == 2
     for _ in range(2):
@@ -625,7 +624,7 @@ NOT_IN_ORDER = "indices of column 'x' are not sorted by row, or outside of its 2
 def test_inconsistent_or_broken_columns_are_refused(
     form: Any, other: Any, error: type[Exception], message: str
 ) -> None:
-    batches = rebatch([{"x": form}, {"x": other}], 1000)
+    batches = Rebatcher([{"x": form}, {"x": other}], 1000)
     with pytest.raises(error, match=message):
         next(batches)
 
@@ -654,7 +653,7 @@ def test_inconsistent_or_broken_columns_are_refused(
 )
 def test_columns_that_cannot_be_moved_are_refused(first: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        next(rebatch([first], 2))
+        next(Rebatcher([first], 2))
 
 
 @pytest.mark.parametrize(
@@ -673,21 +672,21 @@ def test_columns_that_cannot_be_moved_are_refused(first: Any, error: type[Except
 )
 def test_arguments_out_of_range_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        rebatch([], **{"batch_size": 1, **options})
+        Rebatcher([], **{"batch_size": 1, **options})
 
 
 def test_non_iterables_are_refused_at_once() -> None:
     with pytest.raises(TypeError, match="not iterable"):
-        rebatch(3, 1)  # type: ignore[arg-type]
+        Rebatcher(3, 1)  # type: ignore[arg-type]
 
 
 def test_a_single_batch_is_not_an_iterable_of_batches() -> None:
     with pytest.raises(TypeError, match=r"got a dict. For a single batch, pass \[batch\]"):
-        rebatch({"x": a()}, 1)  # type: ignore[arg-type]
+        Rebatcher({"x": a()}, 1)  # type: ignore[arg-type]
 
 
 def test_errors_name_the_input_batch() -> None:
-    batches = rebatch([{"x": a()}, {"x": a(0)}, {"x": a(), "y": a()}], 1)
+    batches = Rebatcher([{"x": a()}, {"x": a(0)}, {"x": a(), "y": a()}], 1)
     with pytest.raises(ValueError, match="also has") as caught:
         list(batches)
     assert caught.value.__notes__ == ["The error is in incoming batch 2, counted from 0."]
@@ -705,7 +704,7 @@ def test_rows_lost_to_an_interrupt_are_reported(interrupt: type[BaseException]) 
         yield {"x": np.arange(3)}
         raise interrupt
 
-    batches = rebatch(source(), 2)
+    batches = Rebatcher(source(), 2)
     next(batches)
     with pytest.raises(interrupt):
         next(batches)
@@ -721,7 +720,7 @@ def test_output_cannot_be_its_own_input() -> None:
         yield {"x": np.arange(3)}
         yield next(made[0])
 
-    made.append(rebatch(source(), 2))
+    made.append(Rebatcher(source(), 2))
     assert next(made[0])["x"].tolist() == [0, 1]
     with pytest.raises(RuntimeError, match="must not be derived from the resulting ones"):
         next(made[0])
@@ -740,7 +739,7 @@ def test_the_source_may_close_the_iterator(at: str) -> None:
         finally:
             made[0].close()
 
-    made.append(rebatch(source(), 2))
+    made.append(Rebatcher(source(), 2))
     assert [batch["x"].tolist() for batch in made[0]] == [[0, 1]]
 
 
@@ -749,7 +748,7 @@ def test_iteration_continues_after_an_error_of_the_source() -> None:
         yield {"x": np.arange(3)}
         raise RuntimeError("no more today")
 
-    batches = rebatch(source(), 2)
+    batches = Rebatcher(source(), 2)
     assert next(batches)["x"].tolist() == [0, 1]
     for _ in range(3):
         with pytest.raises(RuntimeError, match="no more today"):
@@ -824,7 +823,11 @@ def test_rebatching_matches_a_reader_with_a_buffer(tmp_path: Path, shuffle_buffe
     reader.set_epoch(epoch)
     expected = [batch["value"].tolist() for batch in reader]
     pieces = fastpipe.read_avro(path, batch_size=11)
-    found = fastpipe.rebatch(pieces, 13, shuffle_buffer=shuffle_buffer, seed=5, epoch=epoch)
+    found = pieces.rebatch(13, shuffle_buffer=shuffle_buffer, seed=5, epoch=epoch)
+    assert [batch["value"].tolist() for batch in found] == expected
+    # By default, the epoch is that of the pass.
+    pieces.set_epoch(epoch)
+    found = pieces.rebatch(13, shuffle_buffer=shuffle_buffer, seed=5)
     assert [batch["value"].tolist() for batch in found] == expected
     assert sorted(itertools.chain(*expected)) == list(range(300))
     assert (expected[0] == list(range(13))) == (shuffle_buffer == 1)

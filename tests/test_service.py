@@ -101,7 +101,7 @@ def test_rebatched_batches_are_the_local_ones(make: Make, order: dict[str, Any])
     reader = make(batch_size=32, **order)
     with reader.serve() as server:
         remote = fastpipe.connect(server.url)
-        ours, theirs = (fastpipe.rebatch(of, batch_size=20) for of in (reader, remote))
+        ours, theirs = (of.rebatch(batch_size=20) for of in (reader, remote))
         assert digests(theirs) == digests(ours)
         # From the middle of the next epoch, and shuffled.
         middle = iter(reader)
@@ -111,7 +111,7 @@ def test_rebatched_batches_are_the_local_ones(make: Make, order: dict[str, Any])
         found = []
         for of in (reader, remote):
             of.load_state_dict(state)
-            found.append(digests(fastpipe.rebatch(of, batch_size=20, shuffle_buffer=50, seed=5)))
+            found.append(digests(of.rebatch(batch_size=20, shuffle_buffer=50, seed=5)))
         assert found[0] == found[1]
         assert len(found[0]) < len(reader) * 32 // 20
 
@@ -199,10 +199,10 @@ def test_samples_are_served_and_rows_by_number_are_not() -> None:
     with plain.serve() as server:
         remote = fastpipe.connect(server.url)
         for options in ({"replace": False}, {"replace": True}):
-            theirs, ours = (fastpipe.sample(of, 300, seed=5, batch_size=50, **options) for of in (remote, plain))
+            theirs, ours = (of.sample(300, seed=5, batch_size=50, **options) for of in (remote, plain))
             assert ids(theirs) == ids(ours)
         with pytest.raises(fastpipe.errors.UnsupportedError, match="do not support rows by index"):
-            fastpipe.take(remote, np.arange(10), batch_size=5)
+            remote.take(np.arange(10), batch_size=5)
         part = remote.partition(3)[0]
         assert part.rows == plain.partition(3)[0].rows
         with pytest.raises(fastpipe.errors.UnsupportedError, match="serve a reader of the partition"):
@@ -289,4 +289,4 @@ def test_wrong_servers_and_readers_are_named() -> None:
     with pytest.raises(ValueError, match="empty"):
         fastpipe.connect([])
     with pytest.raises(fastpipe.errors.UnsupportedError, match="rebatch"):
-        Server(fastpipe.rebatch(read(), batch_size=7))  # type: ignore[arg-type]
+        Server(read().rebatch(batch_size=7))  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def test_arguments_hold_without_servers(gone: str) -> None:
     remote = fastpipe.connect(gone, rank=1, world_size=3, seed=9, epochs=2, fallback=read())
     assert ids(remote) == ids(read(rank=1, world_size=3, seed=9, epochs=2))
     assert ids(fastpipe.connect(gone, fallback=read()).shard(2, 1)) == ids(read(rank=1, world_size=2))
-    theirs, ours = (fastpipe.rebatch(of, batch_size=70) for of in (fastpipe.connect(gone, fallback=read()), read()))
+    theirs, ours = (of.rebatch(batch_size=70) for of in (fastpipe.connect(gone, fallback=read()), read()))
     assert ids(theirs) == ids(ours)
 
 

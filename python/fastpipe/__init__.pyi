@@ -13,11 +13,7 @@ from fastpipe import typing as typing
 from fastpipe import units as units
 from fastpipe._arrow import to_arrow as to_arrow
 from fastpipe._fastpipe import __version__ as __version__
-from fastpipe._reader.growth import resume_grown as resume_grown
 from fastpipe._reader.reader import Reader as Reader
-from fastpipe._reader.rebatch import rebatch as rebatch
-from fastpipe._reader.sampling import sample as sample
-from fastpipe._reader.sampling import take as take
 from fastpipe._tables import from_arrays as from_arrays
 from fastpipe._tables import from_arrow as from_arrow
 from fastpipe.avro import infer_features as infer_features
@@ -38,7 +34,6 @@ from fastpipe.specs import SparseSpec as SparseSpec
 from fastpipe.specs._vocabularies import HashSpec as HashSpec
 from fastpipe.specs._vocabularies import VocabularySpec as VocabularySpec
 from fastpipe.sql import read_sql as read_sql
-from fastpipe.statistics import describe as describe
 from fastpipe.statistics._shuffle_report import shuffle_report as shuffle_report
 from fastpipe.units import read_arrow as read_arrow
 from fastpipe.units import read_parquet as read_parquet

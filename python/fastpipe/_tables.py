@@ -90,7 +90,7 @@ def from_arrow(
     Rows are gathered directly from the table's columns, including dictionaries, run ends and views, without copying the
     table first. Only values of a type other than the requested type are converted when the reader is created, and each
     value of a dictionary is converted once. Streams are read to their end and kept in memory: `memory_limit` doesn't
-    count the table. Use `rebatch` to batch a stream as it arrives, and `read_units` to read data in units.
+    count the table. Use `Rebatcher` to batch a stream as it arrives, and `read_units` to read data in units.
 
     When rows are shuffled, `shuffle_buffer` defaults to the size of the table, so that with `shuffle=True` every
     permutation of the rows is equally likely. The order doesn't depend on how the table is split into record batches.

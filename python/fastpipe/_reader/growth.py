@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
-from fastpipe._reader.reader import Reader
 from fastpipe.errors import StateError, UnsupportedError
+
+if TYPE_CHECKING:
+    from fastpipe._reader.reader import Reader
 
 _LOG = logging.getLogger("fastpipe")
 
 
 class Growth(NamedTuple):
-    """The result of `resume_grown`.
+    """The result of `Reader.resume_appended`.
 
     Attributes:
         begun: A reader of the rest of the epoch in which the state was saved, of the state's files only. None if that
@@ -41,41 +43,8 @@ class _Growing(Dataset, Protocol):
         """Returns the size of each file in bytes."""
 
 
-def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
-    """Resumes from a state after files were added to its dataset.
-
-    All files of the state must still exist, unchanged and in the same order. They must be either the first files of the
-    reader or the files with the oldest modification times. The epoch in which the state was saved is completed without
-    the added files, so it has the batches that it would have had without them. The next epoch reads all files. A state
-    that is saved while `begun` is read belongs to the old files. `resume_grown` can resume from it even if more files
-    have been added by then.
-
-    Args:
-        reader: A reader of all files, with the arguments of the saved reader. Its active pass is closed. Its next pass
-            begins with the epoch after the state's epoch, or with the state's epoch if that had not begun. If no files
-            were added, this is the same as `load_state_dict`.
-        state: A state as `state_dict` returned it.
-
-    Returns:
-        A reader of the rest of the interrupted epoch, and the files that were added. The logger `fastpipe` also reports
-        the added files.
-
-    Raises:
-        StateError: If files of the state are missing or changed, or if the state has other arguments, was saved by a
-            later version of fastpipe, or is damaged. The reader is unchanged then.
-        UnsupportedError: If the reader doesn't read Avro files.
-        FastpipeError: If files can't be read.
-
-    Example:
-        >>> import fastpipe
-        >>> options = {"columns": ["label"], "batch_size": 1024, "shuffle": True, "seed": 7}
-        >>> before = fastpipe.read_avro("data/part-0.avro", **options)
-        >>> first = next(iter(before))
-        >>> reader = fastpipe.read_avro("data/*.avro", **options)
-        >>> growth = fastpipe.resume_grown(reader, before.state_dict())
-        >>> len(list(growth.begun)) + 1 == len(before), len(growth.added_files) + 1 == len(reader.files), reader.epoch
-        (True, True, 1)
-    """
+def resume_appended(reader: Reader, state: Mapping[str, Any]) -> Growth:
+    """Resumes from a state after files were added to its dataset. See `Reader.resume_appended`."""
     data = reader._data
     if not isinstance(data, _Growing):
         reason = "only datasets of Avro files can grow: read other sources with the files that the state was saved with"
@@ -86,9 +55,9 @@ def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
         return Growth(None, [], 0)
     if number > len(data.files):
         missing = f"the state has {number} files, and the reader has {len(data.files)}: files are missing"
-        raise StateError(f"{missing}. resume_grown() needs a reader of all the state's files and the added ones")
+        raise StateError(f"{missing}. resume_appended() needs a reader of all the state's files and the added ones")
     numbers, old = _found(data, state, number)
-    begun = Reader(old, **(reader._options() | {"epochs": 1}))
+    begun = reader._like(old, epochs=1)
     begun.load_state_dict(state)
     loaded = begun._cursor.loaded
     assert loaded is not None, "load_state_dict sets it"
@@ -99,7 +68,7 @@ def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
         raise StateError(f"no epoch follows epoch {epoch}, so the added files would never be read")
     # Passes of this reader end with the epoch, even if the saved pass had several epochs.
     begun._cursor.load(epoch, progress)
-    reader._close("resume_grown() was called; iter(reader) begins an epoch of all files")
+    reader._close("resume_appended() was called; iter(reader) begins an epoch of all files")
     if begun.seed != reader.seed:
         reader._ordering = reader._ordering.with_seed(begun.seed)
         reader._order = reader._ordering.of(data.handle)

@@ -12,6 +12,8 @@ from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._fastpipe import Order, Pass, PassMemory, Position, ReaderTotals
 from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
+from fastpipe._reader import growth as _growth
+from fastpipe._reader import sampling as _sampling
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
@@ -20,14 +22,18 @@ from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.passes import Passes, warn_of_ranks
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
+from fastpipe._reader.rebatch import Rebatcher
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pyarrow as pa
 
+    from fastpipe._reader.growth import Growth
     from fastpipe.leases import LeaseWorker
     from fastpipe.service._server import Server
+    from fastpipe.statistics._description import Description
 
 
 class PassCursor:
@@ -336,6 +342,192 @@ class Reader:
             return started
         return show(started, total=started.total, batch_size=self.batch_size)
 
+    def sample(
+        self,
+        rows: int,
+        *,
+        replace: bool = False,
+        seed: int | None = None,
+        part: int = 0,
+        stratify: str | npt.ArrayLike | None = None,
+        weights: str | npt.ArrayLike | None = None,
+        batch_size: int | None = None,
+    ) -> Reader:
+        """Draws a uniform random sample of this reader's rows. Works with any source.
+
+        The sample is a pure function of seed and epoch: each epoch has a different sample of the same size. Rows keep
+        the order of the source, so each unit is read once, and units without sampled rows aren't read at all. The
+        sample supports states, `batch_at` and adapters like any reader. It has this reader's features, threads, limits
+        and epochs. Use `rebatch` to shuffle its rows.
+
+        Args:
+            rows: Number of rows to draw, 1 to 2^31. Without `replace`, at most the number of rows in the dataset.
+            replace: Whether a row may be drawn several times (a bootstrap sample). Defaults to False.
+            seed: Seed of the sample, 0 to 2^64 - 1. By default a random seed is drawn, which `seed` of the result
+                returns.
+            part: Index of the part, 0 to 2^20. Without `replace`, parts with the same seed and size have no row in
+                common: part `k` is drawn after parts 0 to `k - 1`. Use parts for several devices, or for training and
+                validation. With `replace`, parts are independent. Defaults to 0.
+            stratify: Name of a feature, which is read once for all rows, or an array with one value per row. Draws from
+                each group of rows with equal values in proportion to its rows. Counts are rounded up or down at random,
+                so that each row is equally likely. All epochs then have the same sample. Defaults to None.
+            weights: Name of a feature, or an array with one value per row. Draws rows in proportion to these weights.
+                Without `replace`, each draw is from the remaining rows. All epochs then have the same sample. Defaults
+                to None.
+            batch_size: Rows per batch, 1 to 2^31 - 1. All units of a batch are open at the same time, so a sample of
+                few rows from many units needs more memory. Defaults to this reader's batch size.
+
+        Returns:
+            A reader of the sample.
+
+        Raises:
+            SchemaError: If `stratify` or `weights` isn't the name of a feature.
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If this reader is shuffled.
+            ValueError: If an argument is out of range, if there are too few rows, or if this reader has several ranks.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=64)
+            >>> half = reader.sample(reader.num_rows // 2, seed=7)
+            >>> rest = reader.sample(reader.num_rows // 2, seed=7, part=1)
+            >>> half.num_rows + rest.num_rows == reader.num_rows
+            True
+        """
+        return _sampling.sample(
+            self,
+            rows,
+            replace=replace,
+            seed=seed,
+            part=part,
+            stratify=stratify,
+            weights=weights,
+            batch_size=batch_size,
+        )
+
+    def take(self, rows: npt.ArrayLike, *, batch_size: int | None = None) -> Reader:
+        """Selects rows by index. Works with any source.
+
+        Use it for sampling methods that `sample` doesn't support, and for the folds of cross-validation. Rows keep the
+        order of the source. A row is repeated as often as its index is. The result supports states, `batch_at` and
+        adapters like any reader. It has this reader's features, threads, limits and epochs. Use `rebatch` to shuffle
+        the rows: training needs this if the files are sorted in some way.
+
+        Args:
+            rows: Row indices, integers `[n]` in any order. Rows are counted from 0 over all units or files.
+            batch_size: Rows per batch, 1 to 2^31 - 1. Defaults to this reader's batch size.
+
+        Returns:
+            A reader of the selected rows.
+
+        Raises:
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If this reader is shuffled.
+            ValueError: If an index is out of range, if `rows` is empty, or if this reader has several ranks.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=64)
+            >>> taken = reader.take([7, 3, 100])
+            >>> taken.num_rows
+            3
+            >>> shuffled = taken.rebatch(64, shuffle_buffer=taken.num_rows, seed=7)
+        """
+        return _sampling.take(self, rows, batch_size=batch_size)
+
+    def rebatch(
+        self,
+        batch_size: int,
+        *,
+        shuffle_buffer: int = 0,
+        seed: int | None = None,
+        epoch: int | None = None,
+        drop_last: bool = False,
+    ) -> Rebatcher:
+        """Starts a pass, as `iter(reader)` does, and yields its rows in batches of another size, in order or shuffled.
+
+        `Rebatcher` describes the order of the rows and the memory of the buffer. It also repacks batches from other
+        iterables, for example batches whose rows were filtered.
+
+        Args:
+            batch_size: Rows per batch, 1 to 2^31 - 1. The last batch may have fewer.
+            shuffle_buffer: Number of rows from which each row is drawn, up to 2^31 - 1, or 0 to keep the order.
+                Defaults to 0.
+            seed: Seed of the shuffle, 0 to 2^64 - 1. By default a random seed is drawn, which `Rebatcher.seed` returns.
+            epoch: Epoch of the shuffle, 0 to 2^63 - 1. Each epoch is shuffled differently. Defaults to the epoch with
+                which the pass begins.
+            drop_last: Whether to drop the last batch if it has fewer than `batch_size` rows. Defaults to False.
+
+        Returns:
+            An iterator of batches. It has no states.
+
+        Raises:
+            TypeError: If an argument has the wrong type.
+            ValueError: If an argument is out of range.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=777)
+            >>> [len(batch["label"]) for batch in reader.rebatch(4096, shuffle_buffer=10_000, seed=7)]
+            [4096, 2048]
+        """
+        return Rebatcher(
+            self,
+            batch_size,
+            shuffle_buffer=shuffle_buffer,
+            seed=seed,
+            epoch=self._cursor.next_start()[0] if epoch is None else epoch,
+            drop_last=drop_last,
+        )
+
+    def describe(
+        self,
+        *,
+        rows: int | None = None,
+        seed: int = 0,
+        exact_values: int = 100_000,
+        progress: bool = False,
+    ) -> Description:
+        """Reads this reader's rows once, and returns statistics of each feature (extra `describe`).
+
+        Counts of text, integers and bools, and quantiles of integers, are exact for up to `exact_values` distinct
+        values. Beyond that, and for quantiles of floats, fastpipe uses Apache DataSketches sketches of bounded size.
+        `counts_error` and `quantile_error` return their maximum errors. Moments are always exact up to float64
+        rounding.
+
+        If a spec fills nulls with NaN, as the inferred specs of floats in CSV files do, NaN counts as null. Otherwise
+        NaN is a value, which `nans` counts.
+
+        If this reader has several ranks, only the rows of its rank are described. Its pass and epoch don't change.
+
+        Args:
+            rows: Number of rows of a uniform sample to describe. Defaults to None, which describes all rows.
+            seed: Seed of the sample, 0 to 2^64 - 1. Defaults to 0 instead of a random seed, so that two descriptions of
+                the same dataset are of the same rows and can be compared.
+            exact_values: Maximum number of distinct values per feature that are counted exactly, 1 to 2^31. Defaults to
+                100,000.
+            progress: Whether to show a progress bar (extra `progress`). Defaults to False.
+
+        Returns:
+            The statistics by feature name. You can merge the descriptions of several ranks or partitions.
+
+        Raises:
+            ImportError: If datasketches or pyarrow isn't installed. The message says what to install.
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If a feature has values without statistics.
+            ValueError: If a number is out of range.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> found = fastpipe.read_csv("rides.csv", batch_size=256).describe()
+            >>> found.rows, found["distance"].null_share
+            (2000, 0.0)
+        """
+        from fastpipe.statistics._description import describe
+
+        return describe(self, rows=rows, seed=seed, exact_values=exact_values, progress=progress)
+
     def shard(self, num_shards: int, index: int) -> Reader:
         """Returns a reader of one of `num_shards` equal shards of this reader's batches.
 
@@ -494,6 +686,10 @@ class Reader:
             reader._check(reader._order, loaded[1])
         return reader
 
+    def _like(self, data: Dataset, **changes: Any) -> Reader:
+        """Returns a reader of a dataset, at its beginning, with this reader's options and some changes."""
+        return Reader(data, **(self._options() | changes))
+
     def _rebuilt(self) -> Reader:
         """Returns a copy that starts where this reader's next pass would."""
         return _rebuild(self._data, self._options(), *self._cursor.following())
@@ -572,6 +768,46 @@ class Reader:
         self._close("load_state_dict() was called; iter(reader) resumes where the state was saved")
         self._ordering, self._order = ordering, order
         self._cursor.load(pass_epoch, progress)
+
+    def resume_appended(self, state: Mapping[str, Any]) -> Growth:
+        """Resumes from a state after files were added to its dataset.
+
+        All files of the state must still exist, unchanged and in the same order. They must be either the first files of
+        this reader or the files with the oldest modification times. The epoch in which the state was saved is completed
+        without the added files, so it has the batches that it would have had without them. The next epoch reads all
+        files. A state that is saved while `begun` is read belongs to the old files. `resume_appended` can resume from
+        it even if more files have been added by then.
+
+        This reader must have the arguments of the saved reader. Its active pass is closed. Its next pass begins with
+        the epoch after the state's epoch, or with the state's epoch if that had not begun. If no files were added, this
+        is the same as `load_state_dict`.
+
+        Args:
+            state: A state as `state_dict` returned it.
+
+        Returns:
+            A reader of the rest of the interrupted epoch, and the files that were added. The logger `fastpipe` also
+            reports the added files.
+
+        Raises:
+            StateError: If files of the state are missing or changed, or if the state has other arguments, was saved by
+                a later version of fastpipe, or is damaged. This reader is unchanged then.
+            UnsupportedError: If this reader's source can't read some of its files separately.
+            FastpipeError: If files can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> options = {"columns": ["label"], "batch_size": 1024, "shuffle": True, "seed": 7}
+            >>> before = fastpipe.read_avro("data/part-0.avro", **options)
+            >>> first = next(iter(before))
+            >>> reader = fastpipe.read_avro("data/*.avro", **options)
+            >>> growth = reader.resume_appended(before.state_dict())
+            >>> len(list(growth.begun)) + 1 == len(before), len(growth.added_files) + 1 == len(reader.files)
+            (True, True)
+            >>> reader.epoch
+            1
+        """
+        return _growth.resume_appended(self, state)
 
     def batch_at(self, step: int, epoch: int | None = None) -> dict[str, Any]:
         """Returns any batch without reading the batches before it.

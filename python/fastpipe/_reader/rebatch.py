@@ -14,17 +14,10 @@ from fastpipe.batch._flatten import ColumnLayout
 _END: Any = object()
 
 
-def rebatch(
-    batches: Iterable[Mapping[str, Any]],
-    batch_size: int,
-    *,
-    shuffle_buffer: int = 0,
-    seed: int | None = None,
-    epoch: int = 0,
-    drop_last: bool = False,
-    copy: bool = False,
-) -> Rebatcher:
+class Rebatcher(Iterator[dict[str, Any]]):
     """Yields the rows of batches in batches of another size, in order or shuffled.
+
+    `Reader.rebatch` creates one for the batches of a reader.
 
     Batches may come from any iterable and have any number of rows, including none. Each batch is a dict from column
     name to a NumPy array `[rows, ...]` without Python objects, or to a batch form: `Ragged`, `Strings`, `Masked`,
@@ -49,6 +42,12 @@ def rebatch(
     Producers that reuse their arrays need `copy=True`. With `copy=True` and without shuffling, an incoming batch is not
     accessed after the next one has been requested.
 
+    The iterator requests incoming batches only when it needs them, and none before the first `next`. Several threads
+    may draw from it; each batch goes to one of them. An error ends it, and each further `next` raises the error again.
+    Ctrl-C also ends it: rows may be lost then, so each further `next` raises `RuntimeError`. An error in an incoming
+    batch has a note with the index of the batch, and its traceback references the batch. Otherwise, no rows or incoming
+    batches are kept after the iterator has ended or was closed or dropped.
+
     Args:
         batches: Iterable of batches.
         batch_size: Rows per batch, 1 to 2^31 - 1. The last batch may have fewer.
@@ -58,9 +57,6 @@ def rebatch(
         epoch: Epoch, 0 to 2^63 - 1. Each epoch is shuffled differently. Defaults to 0.
         drop_last: Whether to drop the last batch if it has fewer than `batch_size` rows. Defaults to False.
         copy: Whether to copy all rows when they arrive, for producers that reuse their arrays. Defaults to False.
-
-    Returns:
-        An iterator of batches. It requests incoming batches only when it needs them, and none before the first `next`.
 
     Raises:
         TypeError: If an argument has the wrong type. The iterator also raises it for batches that aren't dicts, and for
@@ -74,21 +70,8 @@ def rebatch(
         >>> import numpy as np
         >>> import fastpipe
         >>> pieces = ({"x": np.arange(n, n + 3)} for n in range(0, 9, 3))
-        >>> [batch["x"].tolist() for batch in fastpipe.rebatch(pieces, batch_size=4)]
+        >>> [batch["x"].tolist() for batch in fastpipe.typing.Rebatcher(pieces, batch_size=4)]
         [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
-    """
-    return Rebatcher(
-        batches, batch_size, shuffle_buffer=shuffle_buffer, seed=seed, epoch=epoch, drop_last=drop_last, copy=copy
-    )
-
-
-class Rebatcher(Iterator[dict[str, Any]]):
-    """Yields rows in batches of another size. `rebatch` creates it and describes its behavior.
-
-    Several threads may draw from it; each batch goes to one of them. An error ends it, and each further `next` raises
-    the error again. Ctrl-C also ends it: rows may be lost then, so each further `next` raises `RuntimeError`. An error
-    in an incoming batch has a note with the index of the batch, and its traceback references the batch. Otherwise, no
-    rows or incoming batches are kept after the iterator has ended or was closed or dropped.
     """
 
     def __init__(
@@ -205,7 +188,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
 
 def _interrupted(by: BaseException) -> RuntimeError:
     return RuntimeError(
-        f"{type(by).__name__} interrupted an earlier call, and rows may be lost: start again with a new rebatch(...)"
+        f"{type(by).__name__} interrupted an earlier call, and rows may be lost: create a new Rebatcher"
     )
 
 

@@ -11,16 +11,18 @@ each row is drawn with exactly the same probability, and each sample has exactly
 from __future__ import annotations
 
 from dataclasses import replace as replaced
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag
 from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, seed_of, within
-from fastpipe._reader.reader import Reader
 from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError, UnsupportedError
+
+if TYPE_CHECKING:
+    from fastpipe._reader.reader import Reader
 
 _Rows = npt.NDArray[np.int64]
 
@@ -204,47 +206,7 @@ def sample(
     weights: str | npt.ArrayLike | None = None,
     batch_size: int | None = None,
 ) -> Reader:
-    """Draws a uniform random sample of a reader's rows. Works with any source.
-
-    The sample is a pure function of seed and epoch: each epoch has a different sample of the same size. Rows keep the
-    order of the source, so each unit is read once, and units without sampled rows aren't read at all. The sample
-    supports states, `batch_at` and adapters like any reader. Use `rebatch` to shuffle its rows.
-
-    Args:
-        reader: A reader without ranks, created with `shuffle=False`. The sample keeps its features, threads, limits and
-            epochs.
-        rows: Number of rows to draw, 1 to 2^31. Without `replace`, at most the number of rows in the dataset.
-        replace: Whether a row may be drawn several times (a bootstrap sample). Defaults to False.
-        seed: Seed of the sample, 0 to 2^64 - 1. By default a random seed is drawn, which `seed` of the result returns.
-        part: Index of the part, 0 to 2^20. Without `replace`, parts with the same seed and size have no row in common:
-            part `k` is drawn after parts 0 to `k - 1`. Use parts for several devices, or for training and validation.
-            With `replace`, parts are independent. Defaults to 0.
-        stratify: Name of a feature, which is read once for all rows, or an array with one value per row. Draws from
-            each group of rows with equal values in proportion to its rows. Counts are rounded up or down at random, so
-            that each row is equally likely. All epochs then have the same sample. Defaults to None.
-        weights: Name of a feature, or an array with one value per row. Draws rows in proportion to these weights.
-            Without `replace`, each draw is from the remaining rows. All epochs then have the same sample. Defaults to
-            None.
-        batch_size: Rows per batch, 1 to 2^31 - 1. All units of a batch are open at the same time, so a sample of few
-            rows from many units needs more memory. Defaults to the reader's batch size.
-
-    Returns:
-        A reader of the sample.
-
-    Raises:
-        SchemaError: If `stratify` or `weights` isn't the name of a feature.
-        TypeError: If an argument has the wrong type.
-        UnsupportedError: If the reader is shuffled.
-        ValueError: If an argument is out of range, if there are too few rows, or if the reader has several ranks.
-
-    Example:
-        >>> import fastpipe
-        >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=64)
-        >>> half = fastpipe.sample(reader, reader.num_rows // 2, seed=7)
-        >>> rest = fastpipe.sample(reader, reader.num_rows // 2, seed=7, part=1)
-        >>> half.num_rows + rest.num_rows == reader.num_rows
-        True
-    """
+    """Draws a random sample of a reader's rows. See `Reader.sample`."""
     _check_population(reader, "give part=rank")
     _check_order(reader, "sample")
     there = reader._data.handle.num_rows
@@ -264,7 +226,7 @@ def sample(
     ordering = reader._ordering.sample(count, skipped, None if seed is None else int(seed), replace=again)
     if batch_size is not None:
         ordering = ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))
-    return Reader(reader._data, **(reader._options() | {"ordering": ordering}))
+    return reader._like(reader._data, ordering=ordering)
 
 
 def _drawn(
@@ -308,7 +270,7 @@ def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
         raise SchemaError(f"{what} must be the name of a feature or an array; got {given!r}", feature=given)
     parts = []
     plain = Ordering.checked(batch_size=1 << 16)
-    with Reader(reader._data, **(reader._options() | {"ordering": plain, "epochs": 1})) as all_rows:
+    with reader._like(reader._data, ordering=plain, epochs=1) as all_rows:
         for batch in all_rows:
             values = batch[given]
             if isinstance(values, Masked):
@@ -324,34 +286,7 @@ def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
 
 
 def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: int | None = None) -> Reader:
-    """Selects rows by index. Works with any source.
-
-    Use it for sampling methods that `sample` doesn't support, and for the folds of cross-validation. Rows keep the
-    order of the source. A row is repeated as often as its index is. The result supports states, `batch_at` and adapters
-    like any reader. Use `rebatch` to shuffle the rows: training needs this if the files are sorted in some way.
-
-    Args:
-        reader: A reader without ranks, created with `shuffle=False`. The result keeps its features, threads, limits and
-            epochs.
-        rows: Row indices, integers `[n]` in any order. Rows are counted from 0 over all units or files.
-        batch_size: Rows per batch, 1 to 2^31 - 1. Defaults to the reader's batch size.
-
-    Returns:
-        A reader of the selected rows.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        UnsupportedError: If the reader is shuffled.
-        ValueError: If an index is out of range, if `rows` is empty, or if the reader has several ranks.
-
-    Example:
-        >>> import fastpipe
-        >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=64)
-        >>> taken = fastpipe.take(reader, [7, 3, 100])
-        >>> taken.num_rows
-        3
-        >>> shuffled = fastpipe.rebatch(taken, 64, shuffle_buffer=taken.num_rows, seed=7, epoch=0)
-    """
+    """Selects rows of a reader by index. See `Reader.take`."""
     _check_population(reader, "take rows[rank::world_size] on each rank")
     _check_order(reader, "take")
     numbers = np.asarray(rows)
@@ -365,12 +300,10 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: int | None = None) 
     ordering = reader._ordering.take(np.sort(numbers.astype(np.int64)))
     if batch_size is not None:
         ordering = ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))
-    return Reader(reader._data, **(reader._options() | {"ordering": ordering}))
+    return reader._like(reader._data, ordering=ordering)
 
 
 def _check_population(reader: Reader, advice: str) -> None:
-    if not isinstance(reader, Reader):
-        raise TypeError(f"reader must be a fastpipe.Reader; got {type(reader).__name__}")
     if reader.world_size > 1:
         raise ValueError(f"rows must be chosen from a reader without ranks: omit rank and world_size, and {advice}")
     if reader._ordering.is_sample:
@@ -382,8 +315,8 @@ def _check_order(reader: Reader, name: str) -> None:
         shown = True if shuffle == "window" else shuffle
         reason = (
             f"{name}() yields rows in file order and would ignore the reader's shuffle={shown!r}. Create the reader"
-            f" with shuffle=False, and shuffle the selected rows: chosen = fastpipe.{name}(reader, ...), then"
-            f" fastpipe.rebatch(chosen, {reader.batch_size}, shuffle_buffer=chosen.num_rows, seed=7, epoch=0)"
+            f" with shuffle=False, and shuffle the selected rows: chosen = reader.{name}(...), then"
+            f" chosen.rebatch({reader.batch_size}, shuffle_buffer=chosen.num_rows, seed=7)"
         )
         raise UnsupportedError(reason, reason=reason)
 
@@ -391,14 +324,13 @@ def _check_order(reader: Reader, name: str) -> None:
 def in_file_order(reader: Reader) -> Reader:
     """Returns a reader of the same rows in file order, for uses that don't depend on the order."""
     ordering = replaced(reader._ordering, shuffle="sequential", shuffle_buffer=None, shard_by="window")
-    return Reader(reader._data, **(reader._options() | {"ordering": ordering}))
+    return reader._like(reader._data, ordering=ordering)
 
 
 def counts_of(reader: Reader) -> npt.NDArray[np.uint32]:
     """Returns the number of rows in each unit of a reader's dataset.
 
     Raises:
-        TypeError: If the argument isn't a reader.
         ValueError: If the reader can't be sampled.
     """
     _check_population(reader, "name the devices of all ranks in devices=")
@@ -409,7 +341,7 @@ def gathered(reader: Reader, rows: npt.NDArray[np.int64], batch_size: int, memor
     """Returns a reader of one pass over the given rows, which must ascend. No row is left out."""
     ordering = replaced(reader._ordering.take(rows).with_batch_size(batch_size), drop_last=False)
     running = replaced(reader._running, memory_limit=memory_limit)
-    return Reader(reader._data, ordering=ordering, running=running, progress=False, epochs=1)
+    return reader._like(reader._data, ordering=ordering, running=running, progress=False, epochs=1)
 
 
 def rows_of_sample(reader: Reader, epoch: int = 0) -> npt.NDArray[np.int64]:

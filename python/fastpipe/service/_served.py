@@ -104,7 +104,7 @@ class Served:
                 passes_of(reader)
             raise UnsupportedError(
                 f"{reader!r} can't be served: only a reader of a dataset can. Serve the reader beneath it, and let the"
-                " client make the changes to its batches: fastpipe.rebatch(fastpipe.connect(...), ...)"
+                " client make the changes to its batches: fastpipe.connect(...).rebatch(...)"
             )
         parts = passes.parts
         if parts.ordering.rows is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastpipe.statistics._description import Description, describe
+from fastpipe.statistics._description import Description
 from fastpipe.statistics._feature import FeatureStatistics
 
-__all__ = ["Description", "FeatureStatistics", "describe"]
+__all__ = ["Description", "FeatureStatistics"]

@@ -28,7 +28,7 @@ def require_datasketches() -> Any:
     try:
         import datasketches
     except ImportError as error:
-        raise ImportError("fastpipe.describe requires datasketches: pip install 'fastpipe-data[describe]'") from error
+        raise ImportError("Reader.describe requires datasketches: pip install 'fastpipe-data[describe]'") from error
     return datasketches
 
 

@@ -278,47 +278,12 @@ _LEAST_BATCH = 4096
 def describe(
     reader: Reader,
     *,
-    rows: int | None = None,
-    seed: int = 0,
-    exact_values: int = 100_000,
-    progress: bool = False,
+    rows: int | None,
+    seed: int,
+    exact_values: int,
+    progress: bool,
 ) -> Description:
-    """Reads a reader's rows once, and returns statistics of each feature (extra `describe`).
-
-    Counts of text, integers and bools, and quantiles of integers, are exact for up to `exact_values` distinct values.
-    Beyond that, and for quantiles of floats, fastpipe uses Apache DataSketches sketches of bounded size. `counts_error`
-    and `quantile_error` return their maximum errors. Moments are always exact up to float64 rounding.
-
-    If a spec fills nulls with NaN, as the inferred specs of floats in CSV files do, NaN counts as null. Otherwise NaN
-    is a value, which `nans` counts.
-
-    Args:
-        reader: A reader of any source. If it has several ranks, only the rows of its rank are described. Its pass and
-            epoch don't change.
-        rows: Number of rows of a uniform sample to describe. Defaults to None, which describes all rows.
-        seed: Seed of the sample, 0 to 2^64 - 1. Defaults to 0.
-        exact_values: Maximum number of distinct values per feature that are counted exactly, 1 to 2^31. Defaults to
-            100,000.
-        progress: Whether to show a progress bar (extra `progress`). Defaults to False.
-
-    Returns:
-        The statistics by feature name. You can merge the descriptions of several ranks or partitions.
-
-    Raises:
-        ImportError: If datasketches or pyarrow isn't installed. The message says what to install.
-        TypeError: If an argument has the wrong type.
-        UnsupportedError: If a feature has values without statistics.
-        ValueError: If a number is out of range.
-        FastpipeError: If the data can't be read.
-
-    Example:
-        >>> import fastpipe
-        >>> found = fastpipe.describe(fastpipe.read_csv("rides.csv", batch_size=256))
-        >>> found.rows, found["distance"].null_share
-        (2000, 0.0)
-    """
-    if not isinstance(reader, Reader):
-        raise TypeError(f"reader must be a fastpipe.Reader; got {shown(reader)}")
+    """Returns statistics of each feature of a reader. See `Reader.describe`."""
     require_datasketches()
     require_pyarrow()
     limit = within("exact_values", exact_values, 1, 2**31)

@@ -180,7 +180,7 @@ Kind: TypeAlias = Literal["integer", "real", "bool", "time", "text", "bytes"]
 
 
 class FeatureStatistics:
-    """Statistics of a feature that `fastpipe.describe` computed.
+    """Statistics of a feature that `Reader.describe` computed.
 
     In rows with several values, including ragged and sparse rows, each value counts separately. `lengths` describes the
     number of values per row.

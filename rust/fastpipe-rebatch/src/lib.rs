@@ -1,4 +1,4 @@
-//! Regroups batches into another batch size, in order or shuffled. This is the core of `fastpipe.rebatch`.
+//! Regroups batches into another batch size, in order or shuffled. This is the core of `fastpipe.typing.Rebatcher`.
 //!
 //! # How it works
 //!

@@ -247,7 +247,7 @@ def fill(
         seed: Seed of the draw, 0 to 2^64 - 1. Defaults to a random seed, which `Fill.seed` returns.
         replace: Whether `Fill.refill` may return rows that were on a device before, by drawing each refill from all
             rows. Within a refill, no two devices have a row in common in either case. Defaults to False.
-        method: "exact" draws single rows: device `i` gets `fastpipe.sample(reader, rows, seed=seed, part=i)`. "block"
+        method: "exact" draws single rows: device `i` gets `reader.sample(rows, seed=seed, part=i)`. "block"
             draws units (CSV chunks of 64 KiB, Avro blocks, row groups) and takes a fraction of the rows of each, so
             only the drawn units are read. Use it if storage is slow compared with the amount of data. Neighboring rows
             are often alike, and `Fill.design_effect` measures the loss of precision. Defaults to "exact".

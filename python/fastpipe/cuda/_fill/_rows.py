@@ -52,7 +52,7 @@ class FilledRows(Protocol):
 
 
 class ExactRows:
-    """Rows that are drawn one by one. Device `d` gets the rows of part `d` of `fastpipe.sample`.
+    """Rows that are drawn one by one. Device `d` gets the rows of part `d` of `Reader.sample`.
 
     Args:
         total: Number of rows in the dataset.

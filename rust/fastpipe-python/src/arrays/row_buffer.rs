@@ -1,4 +1,4 @@
-//! The row buffer of `fastpipe.rebatch`. It takes arrays and returns the arrays of batches.
+//! The row buffer of `fastpipe.typing.Rebatcher`. It takes arrays and returns the arrays of batches.
 //!
 //! Python splits each array type into plain arrays, which are the parts of its column, and reassembles them. All work
 //! that is proportional to the number of rows happens here, without the GIL.
