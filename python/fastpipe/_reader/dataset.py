@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from fastpipe._fastpipe import Data
 from fastpipe._reader.state import VERSION
 from fastpipe.specs import Features
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class SourceWording(NamedTuple):
@@ -75,3 +79,17 @@ class Dataset(Protocol):
 
     def place(self, unit: int, record: int) -> tuple[Any, ...]:
         """Returns where a row of a unit comes from, as a named tuple that depends on the source."""
+
+
+@runtime_checkable
+class FileDataset(Dataset, Protocol):
+    """A dataset whose units are parts of files. Some of the files can be read separately."""
+
+    def subset(self, numbers: Sequence[int]) -> Dataset:
+        """Returns a dataset with the same features that consists of some of the files."""
+
+    def file_sizes(self) -> list[int]:
+        """Returns the size of each file in bytes."""
+
+    def unit_files(self) -> npt.NDArray[np.int64]:
+        """Returns the index of each unit's file, int64 `[units]`, ascending. Files without rows may be omitted."""

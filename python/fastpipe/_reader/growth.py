@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastpipe._reader import state as _state
-from fastpipe._reader.dataset import Dataset
+from fastpipe._reader.dataset import Dataset, FileDataset
+from fastpipe._reader.ordering import Ordering
 from fastpipe.errors import StateError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -32,22 +33,15 @@ class Growth(NamedTuple):
     added_rows: int
 
 
-@runtime_checkable
-class _Growing(Dataset, Protocol):
-    """A dataset of files that supports reading a subset of the files."""
-
-    def subset(self, numbers: Sequence[int]) -> Dataset:
-        """Returns a dataset with the same features that consists of some of the files."""
-
-    def file_sizes(self) -> list[int]:
-        """Returns the size of each file in bytes."""
-
-
 def resume_appended(reader: Reader, state: Mapping[str, Any]) -> Growth:
     """Resumes from a state after files were added to its dataset. See `Reader.resume_appended`."""
     data = reader._data
-    if not isinstance(data, _Growing):
-        reason = "only datasets of Avro files can grow: read other sources with the files that the state was saved with"
+    if not isinstance(data, FileDataset):
+        reason = (
+            f"resume_appended() needs a reader of files, which read_avro, read_csv, read_parquet and read_arrow return;"
+            f" this one reads {data}. Resume from the state with load_state_dict() in a reader of the old data, and"
+            " read all data with another reader from the next epoch on"
+        )
         raise UnsupportedError(reason, reason=reason)
     number = _files_of(state)
     if number is None or number == len(data.files):
@@ -57,7 +51,7 @@ def resume_appended(reader: Reader, state: Mapping[str, Any]) -> Growth:
         missing = f"the state has {number} files, and the reader has {len(data.files)}: files are missing"
         raise StateError(f"{missing}. resume_appended() needs a reader of all the state's files and the added ones")
     numbers, old = _found(data, state, number)
-    begun = reader._like(old, epochs=1)
+    begun = reader._like(old, ordering=_old_ordering(reader, old, state), epochs=1)
     begun.load_state_dict(state)
     loaded = begun._cursor.loaded
     assert loaded is not None, "load_state_dict sets it"
@@ -88,6 +82,17 @@ def resume_appended(reader: Reader, state: Mapping[str, Any]) -> Growth:
     return growth
 
 
+def _old_ordering(reader: Reader, old: Dataset, state: Mapping[str, Any]) -> Ordering:
+    """Returns the reader's ordering, with the default window of the old files if the reader has its default window."""
+    ordering, order = reader._ordering, state.get("order")
+    saved = order.get("shuffle_buffer") if isinstance(order, Mapping) else None
+    default, old_default = (getattr(data, "default_window", None) for data in (reader._data, old))
+    if default is None or old_default is None or ordering.shuffle_buffer in (None, saved):
+        return ordering
+    is_default = ordering.shuffle_buffer == default(ordering.batch_size)
+    return ordering.with_buffer(old_default(ordering.batch_size)) if is_default else ordering
+
+
 def _files_of(state: Mapping[str, Any]) -> int | None:
     """Returns the number of files that a state records, or None if it records none."""
     try:
@@ -97,7 +102,7 @@ def _files_of(state: Mapping[str, Any]) -> int | None:
     return number if type(number) is int and number >= 1 else None
 
 
-def _found(data: _Growing, state: Mapping[str, Any], number: int) -> tuple[list[int], Dataset]:
+def _found(data: FileDataset, state: Mapping[str, Any], number: int) -> tuple[list[int], Dataset]:
     """Returns the indices of the state's files, and a dataset of these files.
 
     Raises:
@@ -115,7 +120,7 @@ def _found(data: _Growing, state: Mapping[str, Any], number: int) -> tuple[list[
     raise StateError(
         f"the state's {number} files are missing or changed: it matches neither the first {number} of the reader's "
         f"{len(data.files)} files nor the {number} that were modified first. If the files are unchanged, list them "
-        "first, in their order, and the added files after them: read_avro([*old, *added], ...)"
+        "first, in their order, and the added files after them: [*old, *added]"
     )
 
 

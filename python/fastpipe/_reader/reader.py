@@ -792,7 +792,7 @@ class Reader:
         Raises:
             StateError: If files of the state are missing or changed, or if the state has other arguments, was saved by
                 a later version of fastpipe, or is damaged. This reader is unchanged then.
-            UnsupportedError: If this reader's source can't read some of its files separately.
+            UnsupportedError: If this reader doesn't read files, or reads a partition of them.
             FastpipeError: If files can't be read.
 
         Example:

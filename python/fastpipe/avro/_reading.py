@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
 from fastpipe._arguments import names
 from fastpipe._arrow.schema import asked_for
 from fastpipe._fastpipe import AvroDataset
@@ -197,6 +200,10 @@ class AvroData:
     def file_sizes(self) -> list[int]:
         """Returns the size of each file in bytes."""
         return [size for _, size, _ in self.handle.files()]
+
+    def unit_files(self) -> npt.NDArray[np.int64]:
+        """Returns the index of each block's file."""
+        return np.repeat(np.arange(len(self.files)), self.handle.blocks())
 
     def place(self, unit: int, record: int) -> Location:
         """Returns the file, the block and the index of a record."""

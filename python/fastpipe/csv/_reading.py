@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
 from fastpipe._arguments import names, shown
 from fastpipe._arrow.schema import asked_for
 from fastpipe._boundary import LoweredDialect
@@ -248,6 +251,20 @@ class CsvData:
                 "digest": digest(*parts),
             }
         return self._fingerprint
+
+    def subset(self, numbers: Iterable[int]) -> CsvData:
+        """Returns a dataset with the same features and only some of the files."""
+        files = [self._given[number] for number in numbers]
+        return CsvData(files, self._dialect, self._asked, None, self._index_cache)
+
+    def file_sizes(self) -> list[int]:
+        """Returns the size of each file in bytes."""
+        return [size for _, size, _ in self.handle.files()]
+
+    def unit_files(self) -> npt.NDArray[np.int64]:
+        """Returns the index of each chunk's file, not counting files without chunks."""
+        firsts = [self.handle.place_of(unit, 0)[1] == 0 for unit in range(len(self.handle.unit_rows()))]
+        return np.cumsum(firsts, dtype=np.int64) - 1
 
     def place(self, unit: int, record: int) -> CsvLocation:
         """Returns the file and the index of a row."""

@@ -173,6 +173,7 @@ class ArrowFileUnits(FileUnits):
             (number, i) for number, opened in enumerate(self._opened) for i, rows in enumerate(opened.rows) if rows > 0
         ]
         self.rows = [self._opened[number].rows[i] for number, i in self._batches]
+        self.unit_files = [number for number, _ in self._batches]
         common = common_schema(self.files, [opened.schema for opened in self._opened])
         certain = set.intersection(*(opened.certain for opened in self._opened))
         self._choose(common, certain)

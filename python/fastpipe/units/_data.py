@@ -324,7 +324,7 @@ class UnitsData:
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = (self._units, self._asked, None, self._num_fetches)
-        return functools.partial(UnitsData, in_sequence=self._in_sequence), known
+        return functools.partial(type(self), in_sequence=self._in_sequence), known
 
     def __str__(self) -> str:
         units = f"{len(self._rows)} unit" + "s" * (len(self._rows) != 1)
@@ -491,11 +491,12 @@ def reader_of(
     features: Mapping[str, Spec] | None,
     columns: Sequence[str] | None,
     num_fetches: int,
+    kind: type[UnitsData] = UnitsData,
 ) -> Reader:
-    """Returns the reader of units."""
+    """Returns the reader of units, as a dataset of a class."""
     wanted, chosen = asked_for(features, columns)
     in_sequence = settings.ordering.shuffle == "sequential"
-    data = UnitsData(units, wanted, chosen, num_fetches, in_sequence=in_sequence)
+    data = kind(units, wanted, chosen, num_fetches, in_sequence=in_sequence)
     return settings.reader(data, data.default_window)
 
 

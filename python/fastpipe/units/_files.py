@@ -16,6 +16,9 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from fastpipe._arguments import shown
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._files._directory_walk import is_unfinished
@@ -30,9 +33,10 @@ from fastpipe._files._paths import (
 )
 from fastpipe._reader.options import Settings
 from fastpipe._reader.reader import Reader
+from fastpipe._reader.state import VERSION
 from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError, in_file
 from fastpipe.specs import Spec
-from fastpipe.units._data import fetches, reader_of, threads_of
+from fastpipe.units._data import UnitsData, fetches, reader_of, threads_of
 from fastpipe.units._schemas import chosen_columns, with_certain
 
 if TYPE_CHECKING:
@@ -415,7 +419,8 @@ def storage_errors(path: str, unit: str | None = None) -> Iterator[None]:
 class FileUnits:
     """The base of sources whose units are parts of columnar files (see `Units`).
 
-    The class of a format adds `rows`, `name`, `fingerprint` and `read`, and calls `_choose` when it knows the schema.
+    The class of a format adds `rows`, `unit_files`, `name`, `fingerprint` and `read`, and calls `_choose` when it knows
+    the schema.
 
     Args:
         files: The file system.
@@ -431,6 +436,9 @@ class FileUnits:
     """The schema without nullability for columns that contain no nulls. Features are inferred from it."""
 
     rows: list[int]
+
+    unit_files: list[int]
+    """The index of each unit's file."""
 
     def __init__(self, files: Files, found: list[File], columns: list[str] | None = None) -> None:
         self._storage, self._found, self._columns = files, found, columns
@@ -459,6 +467,15 @@ class FileUnits:
         chosen._choose(self.schema, self._certain_columns)
         return chosen
 
+    @property
+    def sizes(self) -> list[int]:
+        """The size of each file in bytes."""
+        return [file.size for file in self._found]
+
+    def subset(self, numbers: Iterable[int]) -> Self:
+        """Returns the units of some of the files."""
+        return type(self)(self._storage, [self._found[number] for number in numbers], self._columns, **self._how())
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (type(self), self._storage, self._found, self._columns, self._how())
 
@@ -469,6 +486,32 @@ def _reopened(
     for file in found:
         files.check(file)
     return kind(files, found, columns, **how)
+
+
+class FilesData(UnitsData):
+    """Columnar files that are open for a set of features: the `Data` of `read_parquet` and `read_arrow`."""
+
+    _units: Any
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """Returns the counts of files, units, rows and bytes, and a digest."""
+        sizes = self._units.sizes
+        return {"files": len(sizes), "bytes": sum(sizes)} | super().fingerprint(version)
+
+    def subset(self, numbers: Iterable[int]) -> FilesData:
+        """Returns a dataset with the same features and only some of the files."""
+        units = self._units.subset(numbers)
+        return FilesData(units, self._asked, None, self._num_fetches, in_sequence=self._in_sequence)
+
+    def file_sizes(self) -> list[int]:
+        """Returns the size of each file in bytes."""
+        return self._units.sizes
+
+    def unit_files(self) -> npt.NDArray[np.int64]:
+        """Returns the index of each unit's file."""
+        # A unit that is read in slices consists of several units here.
+        units = (self.handle.row_of(unit, 0)[0] for unit in range(len(self.handle.unit_rows())))
+        return np.array([self._units.unit_files[unit] for unit in units], np.int64)
 
 
 def read_files(
@@ -498,4 +541,5 @@ def read_files(
     files = Files(filesystem)
     at_once = fetches(num_fetches, threads_of(settings) if files.is_local else REMOTE_FETCHES)
     files.requests = Requests(at_once)
-    return reader_of(settings, kind(files, files.find(source, kind.suffixes), **how), features, columns, at_once)
+    units = kind(files, files.find(source, kind.suffixes), **how)
+    return reader_of(settings, units, features, columns, at_once, FilesData)

@@ -153,6 +153,7 @@ class ParquetUnits(FileUnits):
             (number, group) for number, rows in enumerate(counts) for group in range(len(rows)) if rows[group] > 0
         ]
         self.rows = [counts[number][group] for number, group in self._groups]
+        self.unit_files = [number for number, _ in self._groups]
         self._choose(self._whole_schema(kinds), self._certain())
 
     def _open(self, file: File) -> tuple[Any, pa.Schema, list[int]]:
