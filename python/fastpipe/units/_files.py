@@ -505,7 +505,8 @@ class FilesData(UnitsData):
 
     def file_sizes(self) -> list[int]:
         """Returns the size of each file in bytes."""
-        return self._units.sizes
+        sizes: list[int] = self._units.sizes
+        return sizes
 
     def unit_files(self) -> npt.NDArray[np.int64]:
         """Returns the index of each unit's file."""
