@@ -234,8 +234,9 @@ class VocabularySpec(LookupSpec):
         field: Path of the field to read. Defaults to the feature's name.
         on_unknown: How to handle keys that are not in the vocabulary. "error" raises `ValueRangeError`, which names the
             key, the feature and the row. "bucket" assigns them the index after the largest one of the vocabulary.
-            "drop" omits them from bags and arrays, and can't be used for fields with one key per row. Defaults to
-            "error".
+            "drop" omits them from bags and arrays, without a warning: rows get shorter, and a row of only unknown keys
+            is empty. It can't be used for fields with one key per row. Defaults to "error", for bags and arrays too:
+            a vocabulary of other data, or with another `separator`, would otherwise read as empty rows.
         num_buckets: Number of additional indices over which `on_unknown="bucket"` distributes unknown keys, 1 to 2**62.
             Uses XXH3, like `HashSpec` with seed 0. Defaults to 1.
         separator: Separator between name and term in the keys of the vocabulary: `"\x01"` as in photon-ml, `","` for
