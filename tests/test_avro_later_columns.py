@@ -51,8 +51,8 @@ def test_nested_columns_of_later_files_only() -> None:
     row = {"u": {"x": 1, "y": 2}, "v": 3, "w": 4}
     with files(container(first, [row]), container(second, [row])) as paths:
         with pytest.warns(fastpipe.errors.ColumnsLeftOutWarning, match=r"1 column is left out .*'u\.y'"):
-            assert list(fastpipe.infer_features(paths, ["u"])) == ["u.x"]
-        assert list(fastpipe.infer_features(paths, ["u"], reader_schema="union")) == ["u.x", "u.y"]
+            assert list(fastpipe.infer_features(paths, columns=["u"])) == ["u.x"]
+        assert list(fastpipe.infer_features(paths, columns=["u"], reader_schema="union")) == ["u.x", "u.y"]
         assert read(paths, columns=["v"]) == {"v": [3, 3]}
 
 
@@ -70,5 +70,5 @@ def test_later_columns_of_incompatible_schemas() -> None:
             fastpipe.errors.ColumnsLeftOutWarning, match=r"can't be merged: pass reader_schema= a schema"
         ):
             fastpipe.infer_features(paths)
-        assert list(fastpipe.infer_features(paths, ["a", "f"])) == ["a", "f"]
+        assert list(fastpipe.infer_features(paths, columns=["a", "f"])) == ["a", "f"]
         assert read(paths, reader_schema=schema) == {"a": [1, 2], "b": [None, 3]}

@@ -163,7 +163,7 @@ def test_sources(files: list[str], tmp_path: Path) -> None:
         ({"batch_size": 1, "prefetch": -1}, ValueError),
         ({"batch_size": 1, "epochs": 0}, ValueError),
         ({"batch_size": 1, "columns": []}, ValueError),
-        ({"batch_size": 1, "columns": "id"}, TypeError),
+        ({"batch_size": 1, "columns": "nothing"}, fastpipe.errors.SchemaError),
         ({"batch_size": 1, "columns": ["nothing"]}, fastpipe.errors.SchemaError),
         ({"batch_size": 1, "features": {}}, ValueError),
         ({"batch_size": 1, "columns": ["id"], "features": {"id": fastpipe.DenseSpec((), "int64")}}, ValueError),

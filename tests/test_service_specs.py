@@ -125,6 +125,7 @@ EQUAL = {
         avro(columns=["word", "items"]),
         avro({"word": DENSE((), "string"), "items": RAGGED((None,), "int64")}),
     ),
+    "overrides": (avro(columns="word", overrides={"word": HASH(10)}), avro({"word": HASH(10)})),
     "separator": (avro({"bag": HASH(10)}), avro({"bag": HASH(10, separator=b"\x01")})),
     "vocabulary": (avro({"word": BUCKET(WORDS)}), avro({"word": BUCKET({"w2": 2, "w0": 0, "w1": 1})})),
     "reader's schema": tuple(

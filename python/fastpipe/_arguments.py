@@ -30,7 +30,7 @@ def names(name: str, values: Any) -> list[str]:
     if isinstance(values, str):
         raise TypeError(f"{name} must be a list of names; did you mean [{shown(values)}]?")
     if isinstance(values, Mapping):
-        raise TypeError(f"{name} must be a list of names; got a dict. For a dict from name to spec use features=")
+        raise TypeError(f"{name} must be a list of names; got a dict")
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of names; got {shown(values)}")
     found = list(values)
@@ -38,6 +38,28 @@ def names(name: str, values: Any) -> list[str]:
         if not isinstance(value, str):
             raise TypeError(f"{name} must be a list of strings; got {shown(value)} at index {place}")
     return [str(value) for value in found]
+
+
+def column_names(columns: Any) -> list[str] | None:
+    """Returns the argument `columns` as a list: a single name, or at least one name. None stays None.
+
+    Raises:
+        TypeError: If the argument is neither a string nor an iterable of strings, or if it is a dict.
+        ValueError: If the argument is empty.
+    """
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        return [str(columns)]
+    if isinstance(columns, Mapping):
+        raise TypeError(
+            "columns must be a name or a list of names; got a dict. Pass a dict from name to spec as overrides= or "
+            "features="
+        )
+    found = names("columns", columns)
+    if not found:
+        raise ValueError("columns is empty: pass at least one name")
+    return found
 
 
 def shown(value: Any, most: int = 60) -> str:

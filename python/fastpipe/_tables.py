@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from fastpipe._arguments import imported, shown
 from fastpipe._arrow import to_arrow
-from fastpipe._arrow.schema import asked_for, is_time, rewritten, written
+from fastpipe._arrow.schema import is_time, require_pyarrow, rewritten, written
 from fastpipe._fastpipe import TableDataset
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options, whole_window
@@ -18,6 +18,7 @@ from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
 from fastpipe.errors import FastpipeError, OutOfMemoryError, SchemaError, StorageError
 from fastpipe.specs import Features, SparseSpec, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
+from fastpipe.specs._requests import FeatureRequest
 from fastpipe.units._schemas import without_nulls
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def from_arrow(
     table: Any,
     *,
     features: Mapping[str, Spec] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     **options: Unpack[Options],
 ) -> Reader:
@@ -107,7 +109,10 @@ def from_arrow(
             type of their values. Columns with nulls have `on_null="mask"`. An integer dtype reads the codes of a text
             dictionary, which `reader.symbols` lists. `scale=` reads decimals as integers. `VocabularySpec` and
             `HashSpec` read text, or lists of text, as indices.
-        columns: The columns to read, at least one; a name includes everything nested in it. Defaults to all columns.
+        columns: The columns to read: a list of at least one name, or one name as a string. A name includes everything
+            nested in it. Defaults to None: all columns.
+        overrides: Specs that replace some of the specs that `features` has by default, by name. Not allowed with
+            `features`. Streams of other libraries than pyarrow then need the extra `arrow`. Defaults to None.
         batch_size: Number of rows per batch.
         **options: See `fastpipe.typing.Options`.
 
@@ -115,8 +120,8 @@ def from_arrow(
         The reader, which keeps the table's memory alive.
 
     Raises:
-        SchemaError: If the table has no columns, a column does not exist, a spec doesn't fit its type, or a record
-            batch of a stream doesn't have the stream's schema.
+        SchemaError: If the table has no columns, a column does not exist, a spec doesn't fit its type, `overrides`
+            names a column that isn't read, or a record batch of a stream doesn't have the stream's schema.
         UnsupportedError: If the type of a requested column is not supported, such as intervals and unions.
         MalformedFileError: If the table is inconsistent: offsets are out of range, or text isn't UTF-8.
         StorageError: If the stream fails.
@@ -137,7 +142,7 @@ def from_arrow(
     if not (hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__")):
         hint = "; from_arrays accepts a dict of arrays" if isinstance(table, Mapping) else ""
         raise TypeError(f"a table must have __arrow_c_stream__ or __arrow_c_array__, which {shown(table)} lacks{hint}")
-    return _reader(settings, table, features, columns)
+    return _reader(settings, table, FeatureRequest.of(features, columns, overrides))
 
 
 @takes_options()
@@ -145,7 +150,8 @@ def from_arrays(
     arrays: Mapping[str, Any],
     *,
     features: Mapping[str, Spec] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     **options: Unpack[Options],
 ) -> Reader:
@@ -156,7 +162,9 @@ def from_arrays(
             `SparseCSR`), all with the same number of rows. Arrays are not copied if Arrow uses the same memory layout
             (see `to_arrow`), so don't modify them while they are read.
         features: The spec of each feature, by name (see `from_arrow`). Inferred by default.
-        columns: The columns to read, at least one. Defaults to all columns.
+        columns: The arrays to read: a list of at least one name, or one name as a string. Defaults to None: all arrays.
+        overrides: Specs that replace some of the inferred specs, by name. Not allowed with `features`. Defaults to
+            None: all specs are inferred.
         batch_size: Number of rows per batch.
         **options: See `fastpipe.typing.Options`.
 
@@ -183,23 +191,35 @@ def from_arrays(
         raise TypeError(f"arrays must be a dict from name to array; got {shown(given)}{hint}")
     if not given:
         raise ValueError("arrays is empty: name at least one array")
-    return _reader(settings, dict(arrays), features, columns)
+    return _reader(settings, dict(arrays), FeatureRequest.of(features, columns, overrides))
 
 
-def _reader(
-    settings: Settings, table: Any, features: Mapping[str, Spec] | None, columns: Sequence[str] | None
-) -> Reader:
-    wanted, chosen = asked_for(features, columns)
-    if wanted is None:
-        wanted = _known(table, chosen)
+def _reader(settings: Settings, table: Any, request: FeatureRequest) -> Reader:
+    if (wanted := request.features) is None:
+        wanted = _known(table, request.columns)
     if isinstance(table, Reader):
         table = table.to_reader()
-    data = TableData(table, wanted, chosen if wanted is None else None)
+    if request.overrides:
+        table = _rereadable(table)
+    data = TableData(table, wanted, request.columns if wanted is None else None)
+    found = data.features
     if isinstance(table, Mapping) and wanted is None:
-        formed = Features({name: _formed(table.get(name), spec) for name, spec in data.features.items()})
-        if formed != data.features:
-            data = TableData(table, formed, None)
+        found = Features({name: _formed(table.get(name), spec) for name, spec in found.items()})
+    found = request.changed(found)
+    if found != data.features:
+        data = TableData(data._table, found, None)
     return settings.reader(data, whole_window(data))
+
+
+def _rereadable(table: Any) -> Any:
+    """Returns a table that can be read twice: to infer its features, and with other specs.
+
+    The streams of some libraries can be read once, or run a query each time.
+    """
+    if isinstance(table, Mapping) or not hasattr(table, "__arrow_c_stream__"):
+        return table
+    pa = require_pyarrow()
+    return _read(table if isinstance(table, pa.Table | pa.RecordBatch) else pa.RecordBatchReader.from_stream(table))
 
 
 def _read(table: Any) -> Any:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import xgboost
 import xgboost.collective
 
-from fastpipe._arguments import names
+from fastpipe._arguments import column_names
 from fastpipe._interop.distributed import World
 from fastpipe._reader.ordering import within
 from fastpipe._reader.passes import passes_of, shard_of_this_rank
@@ -41,7 +41,7 @@ def data_iter(
     *,
     label: str | None = None,
     weight: str | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     epoch: int = 0,
     cache_prefix: str | None = None,
     distributed: bool = True,
@@ -61,7 +61,8 @@ def data_iter(
         reader: Reader of dense features with one epoch per pass (the default).
         label: Feature to predict, which may be an array. Defaults to no label.
         weight: Feature with the weights of rows. Defaults to no weights.
-        columns: Features of the matrix, in this order. Defaults to all features except the label and the weight.
+        columns: Features of the matrix, in this order: a list, or one name as a string. Defaults to None for all
+            features except the label and the weight.
         epoch: Index of the epoch to feed, from 0. Defaults to 0.
         cache_prefix: Path prefix for matrices in external memory, as in `xgboost.DataIter`. A `QuantileDMatrix` doesn't
             use it. A `DMatrix` also stores its data there, or by default in the working directory.
@@ -95,7 +96,7 @@ class DataIter(xgboost.DataIter):
         *,
         label: str | None,
         weight: str | None,
-        columns: Sequence[str] | None,
+        columns: str | Sequence[str] | None,
         epoch: int,
         cache_prefix: str | None,
         distributed: bool,
@@ -114,7 +115,9 @@ class DataIter(xgboost.DataIter):
         features = self._passes.features
         self._label, self._weight = label, weight
         apart = [name for name in (label, weight) if name is not None]
-        wanted = [name for name in features if name not in apart] if columns is None else names("columns", columns)
+        wanted = column_names(columns)
+        if wanted is None:
+            wanted = [name for name in features if name not in apart]
         for name in [*apart, *wanted]:
             if name not in features:
                 there = ", ".join(map(repr, features))

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from fastpipe._arguments import flag, names, shown
+from fastpipe._arguments import flag, shown
 from fastpipe.errors import SchemaError, UnsupportedError
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, spec_of
 
@@ -255,25 +255,6 @@ def _value(plain: Any) -> Any:
     if kind == "float":
         return float(text)
     raise ValueError(f"unknown kind of value {kind!r}")
-
-
-def asked_for(
-    features: Mapping[str, Spec] | None, columns: Sequence[str] | None
-) -> tuple[Features | None, list[str] | None]:
-    """Checks the arguments `features` and `columns` of a reader.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If both arguments are passed, or if one is empty.
-    """
-    if features is not None and columns is not None:
-        raise ValueError("pass either columns (selects inferred columns) or features (defines columns), not both")
-    wanted = None if features is None else Features(features)
-    chosen = None if columns is None else names("columns", columns)
-    for name, given in (("features", wanted), ("columns", chosen)):
-        if given is not None and not given:
-            raise ValueError(f"{name} is empty: pass at least one")
-    return wanted, chosen
 
 
 def written(schema: pa.Schema, columns: list[str] | None) -> Features | None:

@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fastpipe._arguments import shown
-from fastpipe._arrow.schema import asked_for
 from fastpipe._fastpipe import MessageDecoder as _NativeMessageDecoder
 from fastpipe._fastpipe import Messages
 from fastpipe.avro._schemas import tell_left_out
 from fastpipe.batch import Strings
 from fastpipe.specs import Features, Spec, inferred
+from fastpipe.specs._requests import FeatureRequest
 
 Framing: TypeAlias = Literal["single-object", "registry"] | None
 _FRAMINGS = (None, "single-object", "registry")
@@ -34,9 +34,11 @@ class MessageDecoder:
             union as JSON text then. With `framing="registry"`, it is a mapping from ID to schema, or a function that
             returns the schema of an ID and is called once per ID.
         features: The spec of each feature to decode, by name (see `read_avro`).
-        columns: The names of inferred features to decode, instead of `features`. By default, the whole first schema is
-            decoded. A schema doesn't contain the lengths of arrays, so arrays are inferred as ragged; use `features` to
-            give them a fixed shape.
+        columns: The names of inferred features to decode, instead of `features`: a list, or one name as a string. By
+            default, the whole first schema is decoded. A schema doesn't contain the lengths of arrays, so arrays are
+            inferred as ragged; use `overrides` to give them a fixed shape.
+        overrides: Specs that replace the inferred specs of some of these features, by name. Not allowed with
+            `features`. Defaults to None: all specs are inferred.
         framing: The header of each message. None (the default) for no header; `"single-object"` for the bytes C3 01 and
             the fingerprint of the schema (Avro 1.12, "Single-object encoding"); `"registry"` for a zero byte and the
             four-byte, big-endian ID of the schema in a registry.
@@ -44,7 +46,8 @@ class MessageDecoder:
             processors that the process may use.
 
     Raises:
-        SchemaError: If a schema can't be parsed or lacks a feature.
+        SchemaError: If a schema can't be parsed or lacks a feature, or if `overrides` names a column that isn't
+            inferred.
         UnsupportedError: If the type of a requested column is not supported.
         LimitError: If a schema exceeds a limit.
         TypeError: If an argument has the wrong type.
@@ -62,21 +65,43 @@ class MessageDecoder:
         schema: Any,
         *,
         features: Mapping[str, Spec] | None = None,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
+        overrides: Mapping[str, Spec] | None = None,
         framing: Framing = None,
         num_threads: int | None = None,
     ) -> None:
         if framing not in _FRAMINGS:
             raise ValueError(f'framing must be None, "single-object" or "registry"; got {shown(framing)}')
-        wanted, chosen = asked_for(features, columns)
-        self._arguments = {"features": wanted, "columns": chosen, "framing": framing, "num_threads": num_threads}
+        self._request = FeatureRequest.of(features, columns, overrides)
+        self._arguments = {
+            "features": self._request.features,
+            "columns": self._request.columns,
+            "overrides": self._request.overrides or None,
+            "framing": framing,
+            "num_threads": num_threads,
+        }
         self._given = schema
         self._num_threads = None if num_threads is None else _positive(num_threads)
-        self._handle = _NativeMessageDecoder(framing, chosen if wanted is None else wanted._lower())
+        wanted = self._request.features
+        self._handle = _NativeMessageDecoder(framing, self._request.columns if wanted is None else wanted._lower())
         self._find: Callable[[int], Any] | None = None
         self._lock = threading.Lock()
         for key, text in self._texts(schema, framing):
+            self._add(text, key)
+
+    def _add(self, text: str, key: int | None) -> None:
+        """Compiles a schema. The first one determines the columns."""
+        if self._handle.is_ready or not self._request.overrides:
             tell_left_out(dict(self._handle.add(text, key)), "warn")
+            return
+        framing = self._arguments["framing"]
+        first = _NativeMessageDecoder(framing, self._request.columns)
+        left_out = dict(first.add(text, key))
+        tell_left_out(left_out, "warn")
+        features = self._request.changed(inferred(first.features()), left_out)
+        handle = _NativeMessageDecoder(framing, features._lower())
+        handle.add(text, key)
+        self._handle = handle
 
     def _texts(self, schema: Any, framing: Framing) -> list[tuple[int | None, str]]:
         """Returns schemas as JSON, with the IDs that messages use for them."""
@@ -146,7 +171,7 @@ class MessageDecoder:
         # Several threads may call this, but each ID is looked up once.
         with self._lock:
             for key, _ in self._handle.unknown(packed):
-                tell_left_out(dict(self._handle.add(json_of(find(key)), key)), "warn")
+                self._add(json_of(find(key)), key)
         return None
 
     def _check_ready(self) -> None:
@@ -168,7 +193,8 @@ def decode_messages(
     schema: Any,
     *,
     features: Mapping[str, Spec] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
     framing: Framing = None,
 ) -> dict[str, Any]:
     r"""Decodes Avro messages to one batch. A `MessageDecoder` is faster for several calls.
@@ -177,7 +203,10 @@ def decode_messages(
         messages: One contiguous buffer of bytes for each message, or `Strings` of bytes from a batch.
         schema: The writer's schema, or with `framing` the schemas of messages (see `MessageDecoder`).
         features: The spec of each feature to decode, by name (see `read_avro`).
-        columns: The names of inferred features to decode, instead of `features`. Defaults to the whole first schema.
+        columns: The names of inferred features to decode, instead of `features`: a list, or one name as a string.
+            Defaults to None: the whole first schema.
+        overrides: Specs that replace the inferred specs of some of these features, by name. Not allowed with
+            `features`. Defaults to None: all specs are inferred.
         framing: The header of each message: None (the default), `"single-object"` or `"registry"`.
 
     Returns:
@@ -193,7 +222,8 @@ def decode_messages(
         >>> fastpipe.avro.decode_messages([b"\x02", b"\x7f"], "long")
         {'value': array([ 1, -64])}
     """
-    return MessageDecoder(schema, features=features, columns=columns, framing=framing)(messages)
+    decoder = MessageDecoder(schema, features=features, columns=columns, overrides=overrides, framing=framing)
+    return decoder(messages)
 
 
 def _again(schema: Any, arguments: dict[str, Any]) -> MessageDecoder:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import names
-from fastpipe._arrow.schema import asked_for
+from fastpipe._arguments import column_names
 from fastpipe._fastpipe import AvroDataset
 from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
@@ -23,6 +22,7 @@ from fastpipe._reader.state import VERSION
 from fastpipe.avro._schemas import AS_WRITTEN, ReaderSchema, Resolution, Unsupported, tell_later, tell_left_out
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
+from fastpipe.specs._requests import FeatureRequest
 
 _WORDS = SourceWording(
     units="blocks",
@@ -101,7 +101,7 @@ class AvroData:
     def inferring(
         cls,
         files: Sequence[str | Contents],
-        columns: Sequence[str] | None,
+        columns: list[str] | None,
         index_cache: IndexCache,
         resolution: Resolution = AS_WRITTEN,
         *,
@@ -116,10 +116,9 @@ class AvroData:
             resolution: How the schemas of files are interpreted.
             hive: Whether folders such as `year=2026` are read as columns.
         """
-        wanted = None if columns is None else names("columns", columns)
         data = cls.__new__(cls)
-        folders = _folders(files, hive, wanted)
-        handle = AvroDataset(lowered(files, index_cache), wanted, resolution=resolution.lowered(), folders=folders)
+        folders = _folders(files, hive, columns)
+        handle = AvroDataset(lowered(files, index_cache), columns, resolution=resolution.lowered(), folders=folders)
         data._open(files, handle, index_cache, resolution, folders)
         data.features = data._asked = inferred(handle.features())
         return data
@@ -243,7 +242,8 @@ def read_avro(
     source: Source,
     *,
     features: Mapping[str, Spec] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     index_cache: IndexCache = None,
     reader_schema: ReaderSchema = None,
@@ -274,9 +274,12 @@ def read_avro(
             the `keys` and `values` of maps (`scores.keys`). The items of arrays add nothing to the name. If the schema
             is not a record, its only feature is `value`. A spec's `field` can set the path instead, so that several
             features can read one field. `infer_features` describes the names of unions of several types.
-        columns: The names of inferred features to read (see `infer_features`), instead of `features`. A name includes
-            everything nested in it. By default, all inferred features are read. Other fields are skipped without being
-            decoded.
+        columns: The names of inferred features to read (see `infer_features`), instead of `features`: a list, or one
+            name as a string. A name includes everything nested in it. By default, all inferred features are read. Other
+            fields are skipped without being decoded.
+        overrides: Specs that replace the inferred specs of some of these features, by name. The name of an array of
+            records that is read as a bag replaces all features nested in it. Files are opened twice then: to infer the
+            features, and to read them. Not allowed with `features`. Defaults to None: all specs are inferred.
         batch_size: Number of rows per batch.
         index_cache: A directory that keeps the offsets of all blocks, so that files open faster the next time. True for
             a directory in the user's cache directory. An entry is keyed by the file's path, size and modification time.
@@ -308,7 +311,7 @@ def read_avro(
         MissingFileError: If a file does not exist, or a link is dangling.
         MalformedFileError: If a header is damaged or a file is truncated.
         SchemaError: If a schema lacks a feature or its spec doesn't fit, or only some files are in the folders of a
-            partition column.
+            partition column, or `overrides` names a column that isn't inferred.
         UnsupportedError: If a codec, a URL, or the type of a requested column is not supported.
         StorageError: If storage fails, a folder can't be read, a file changed, or the directory of the index cache
             can't be written.
@@ -330,23 +333,26 @@ def read_avro(
         (6, dtype('float32'), (1024,))
     """
     settings = Settings(read_avro, batch_size, options)
-    wanted, chosen = asked_for(features, columns)
+    request = FeatureRequest.of(features, columns, overrides)
     resolution = Resolution.of(reader_schema, logical_types)
     hive = checked_partitioning(partitioning)
     tell_left_out({}, on_unsupported)
     files = opened(source)
-    if wanted is not None:
-        return settings.reader(AvroData(files, wanted, index_cache, resolution=resolution, hive=hive))
-    data = AvroData.inferring(files, chosen, index_cache, resolution, hive=hive)
+    if request.features is not None:
+        return settings.reader(AvroData(files, request.features, index_cache, resolution=resolution, hive=hive))
+    data = AvroData.inferring(files, request.columns, index_cache, resolution, hive=hive)
     tell_left_out(data.left_out, on_unsupported)
     tell_later(*data.later_columns)
+    if request.overrides:
+        wanted = request.changed(data.features, data.left_out)
+        data = AvroData(files, wanted, index_cache, resolution=resolution, hive=hive)
     return settings.reader(data)
 
 
 def infer_features(
     source: Source,
-    columns: Sequence[str] | None = None,
     *,
+    columns: str | Sequence[str] | None = None,
     index_cache: IndexCache = None,
     reader_schema: ReaderSchema = None,
     logical_types: bool = True,
@@ -376,7 +382,8 @@ def infer_features(
     Args:
         source: The files: a path, a glob, a directory, bytes, a binary file object, or a list of these (see
             `read_avro`).
-        columns: The columns to infer, at least one; a name includes everything nested in it. Defaults to all columns.
+        columns: The columns to infer: a list of at least one name, or one name as a string. A name includes everything
+            nested in it. Defaults to None: all columns.
         index_cache: A directory that keeps the offsets of blocks, or True for the user's cache directory. Defaults to
             None: no cache.
         reader_schema: A schema to which the schemas of all files are resolved, or "union" to merge them (see
@@ -400,15 +407,13 @@ def infer_features(
 
     Example:
         >>> import fastpipe
-        >>> fastpipe.infer_features("data/*.avro", ["user_embedding", "country"])
+        >>> fastpipe.infer_features("data/*.avro", columns=["user_embedding", "country"])
         {
             "user_embedding": fastpipe.DenseSpec((64,), "float32"),
             "country": fastpipe.DenseSpec((), "string", on_null="mask"),
         }
     """
-    chosen = None if columns is None else names("columns", columns)
-    if chosen is not None and not chosen:
-        raise ValueError("columns is empty: name at least one column")
+    chosen = column_names(columns)
     resolution = Resolution.of(reader_schema, logical_types)
     hive = checked_partitioning(partitioning)
     tell_left_out({}, on_unsupported)

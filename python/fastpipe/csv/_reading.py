@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import names, shown
-from fastpipe._arrow.schema import asked_for
 from fastpipe._boundary import LoweredDialect
 from fastpipe._fastpipe import CsvDataset
 from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
@@ -25,6 +24,7 @@ from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
+from fastpipe.specs._requests import FeatureRequest
 
 Header: TypeAlias = bool | Sequence[str]
 OnRagged: TypeAlias = Literal["error", "skip"]
@@ -295,7 +295,8 @@ def read_csv(
     source: Source,
     *,
     features: Mapping[str, Spec] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     delimiter: str = ",",
     quote: str | None = '"',
@@ -329,15 +330,18 @@ def read_csv(
         features: The spec of each feature to read, by name: `DenseSpec((), dtype)` of any number, bool, datetime64,
             "string" or "bytes"; `VocabularySpec` or `HashSpec` to read text as indices. A spec's `field` names the
             column, if it differs from the feature's name.
-        columns: The names of inferred columns to read, instead of `features`. By default, all columns are read.
+        columns: The names of inferred columns to read, instead of `features`: a list, or one name as a string. By
+            default, all columns are read.
 
             Types are inferred from all rows up to 16 MiB, or else from 64 chunks spread over the files. The types are
             bool (true, false), int64, uint64, float64 (NaN for null), datetime64[D] (2024-02-29), and datetime64[us] or
             [ns] (2024-02-29T12:30:00.5Z; a blank may replace T, and an offset may replace Z). All other columns are
-            strings, including numbers with leading zeros and integers that would be rounded, unless `features` sets
-            another type. Null times are NaT. Integers and bools are masked if any row of the files has a null in that
-            column; the scan for rows finds these nulls. Columns without any value are float64. If a later field has
-            another type, `ValueRangeError` gives its location and the argument to pass.
+            strings, including numbers with leading zeros and integers that would be rounded, unless `overrides` or
+            `features` sets another type. Null times are NaT. Integers and bools are masked if any row of the files has
+            a null in that column; the scan for rows finds these nulls. Columns without any value are float64. If a
+            later field has another type, `ValueRangeError` gives its location and the argument to pass.
+        overrides: Specs that replace the inferred specs of some of these columns, by name. Not allowed with `features`.
+            Defaults to None: all specs are inferred.
         batch_size: Number of rows per batch.
         delimiter: The ASCII character between fields. Defaults to ",".
         quote: The ASCII character that quotes fields. None disables quoting. Defaults to '"'.
@@ -362,7 +366,8 @@ def read_csv(
         MissingFileError: If a file does not exist, or a link is dangling.
         MalformedFileError: If a file has no header, ends inside quotes, or is compressed and damaged or truncated.
             While reading, if a row is ragged, has a carriage return without a newline, or has text that isn't UTF-8.
-        SchemaError: If a column does not exist or exists twice, or a spec doesn't fit a CSV field.
+        SchemaError: If a column does not exist or exists twice, a spec doesn't fit a CSV field, or `overrides` names a
+            column that isn't inferred.
         ValueRangeError: While reading, if a field can't be parsed as its dtype.
         NullValueError: While reading, if a field is null and its spec has `on_null="error"`.
         UnsupportedError: If a file has another compression, is UTF-16, or has another format; if a compressed file that
@@ -382,7 +387,8 @@ def read_csv(
         }
     """
     settings = Settings(read_csv, batch_size, options)
-    wanted, chosen = asked_for(features, columns)
+    request = FeatureRequest.of(features, columns, overrides)
     dialect = Dialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
     files = opened(source, SUFFIXES)
-    return settings.reader(CsvData(files, dialect, wanted, chosen, index_cache))
+    data = CsvData(files, dialect, request.features, request.columns, index_cache)
+    return settings.reader(data.with_features(request.changed(data.features)) if request.overrides else data)

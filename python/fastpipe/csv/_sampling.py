@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import flag, names, shown
+from fastpipe._arguments import column_names, flag, shown
 from fastpipe._fastpipe import CsvReservoir, estimate_csv
 from fastpipe._files._in_memory_files import Contents, ReadableFile, Source, lowered, opened, pieces
 from fastpipe._files._index_cache import IndexCache
@@ -134,9 +134,7 @@ class Asked:
         if element.dtype in ("string", "bytes"):
             raise ValueError(f"dtype must be numeric, not {element.dtype}: sample() draws columns of any type")
         spec = DenseSpec((), dtype, fill=math.nan) if element.dtype.startswith("float") else element
-        wanted = None if columns is None else names("columns", columns)
-        if wanted is not None and not wanted:
-            raise ValueError("columns is empty: name at least one column")
+        wanted = column_names(columns)
         running = Settings(read_csv, 1, options).running
         return cls(rows, seed, dialect, wanted, spec, order, options, running.num_threads, running.memory_limit)
 
@@ -295,7 +293,7 @@ def draw_blocks(files: Sequence[str | Contents], asked: Asked, index_cache: Inde
 
 
 def of_numbers(
-    source: Source, columns: Sequence[str] | None, dtype: npt.DTypeLike, index_cache: IndexCache, options: Options
+    source: Source, columns: Any, dtype: npt.DTypeLike, index_cache: IndexCache, options: Options
 ) -> tuple[Reader, list[str]]:
     """Returns a reader of files as numeric columns, and the names of the columns.
 
@@ -428,7 +426,7 @@ def sample_csv(
     part: int = 0,
     stratify: str | npt.ArrayLike | None = None,
     weights: str | npt.ArrayLike | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     dtype: npt.DTypeLike = "float32",
     order: Literal["C", "F"] = "C",
     delimiter: str = ",",
@@ -480,7 +478,8 @@ def sample_csv(
             random. The text of a named column is read for all rows first. Defaults to None.
         weights: With "exact", the relative probability of each row: the name of a column, or an array. Defaults to
             None: all rows are equally likely.
-        columns: The columns to read, in this order. Defaults to None: all columns, which must then be numbers or bools.
+        columns: The columns to read, in this order: a list, or one name as a string. Defaults to None: all columns,
+            which must then be numbers or bools.
         dtype: The numeric dtype of the array. Defaults to float32. An integer that the dtype can't represent, such as
             16,777,217 in float32, or a finite number beyond its range raises `ValueRangeError`, which names the column.
             Decimal fractions are rounded.

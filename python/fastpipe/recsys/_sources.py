@@ -101,7 +101,7 @@ def _reader(files: list[str], names: Columns) -> Reader:
 def _scalar_spec(files: list[str], name: str, word: str, wanted: str) -> DenseSpec:
     """Returns the spec of a column with one value per record."""
     try:
-        found = infer_features(files, [name], logical_types=False)
+        found = infer_features(files, columns=name, logical_types=False)
     except UnsupportedError as error:
         raise _no_column(error.path, name, wanted) from None
     if any(other.startswith(f"{name}:") for other in found):

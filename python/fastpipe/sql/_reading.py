@@ -20,6 +20,7 @@ from fastpipe._reader.reader import Reader
 from fastpipe._text import plural
 from fastpipe.errors import FastpipeError, StorageError, in_file
 from fastpipe.specs import Spec
+from fastpipe.specs._requests import FeatureRequest
 from fastpipe.sql._connecting import engine_of
 from fastpipe.sql._engines import Column, Engine, Sessions
 from fastpipe.sql._plan import SqlPlan, partition_text, planned
@@ -285,7 +286,8 @@ def read_sql(
     snapshot: bool = True,
     materialize: str | os.PathLike[str] | None = None,
     features: Mapping[str, Spec] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     num_fetches: int | None = None,
     **options: Unpack[Options],
@@ -329,7 +331,10 @@ def read_sql(
             database in memory is the same only for the same connection. Defaults to None: the database is read.
         features: The spec of each feature, by name (see `from_arrow`). By default, features are inferred from the
             column types. Columns that may contain NULLs, according to the database, have `on_null="mask"`.
-        columns: The columns to read, at least one. Defaults to all columns.
+        columns: The columns to read: a list of at least one name, or one name as a string. Defaults to None: all
+            columns.
+        overrides: Specs that replace some of the inferred specs, by name. Not allowed with `features`. Defaults to
+            None: all specs are inferred.
         batch_size: Number of rows per batch.
         num_fetches: The number of queries that run concurrently, each on a separate connection, 1 to 1024. Defaults to
             4, and to `num_threads` for SQLite.
@@ -342,7 +347,8 @@ def read_sql(
         ImportError: If a library isn't installed. The message names the package to install.
         MissingFileError: If the database is a file that does not exist.
         StorageError: If the database fails. While reading, also if rows changed and there is no snapshot.
-        SchemaError: If a column does not exist, appears twice, or has values of several types (SQLite).
+        SchemaError: If a column does not exist, appears twice, or has values of several types (SQLite), or if
+            `overrides` names a column that isn't read.
         UnsupportedError: If the query may return other rows each time (random(), LIMIT without ORDER BY, the current
             time), or a type is not supported. The message suggests a replacement.
         TypeError: If an argument has the wrong type.
@@ -360,6 +366,7 @@ def read_sql(
         [[1.0, 1.5, 2.0], [2.5]]
     """
     settings = Settings(read_sql, batch_size, options)
+    request = FeatureRequest.of(features, columns, overrides)
     require_pyarrow()
     keys, parts = checked_by(by), checked_partitions(num_partitions)
     engine = engine_of(connection)
@@ -375,7 +382,7 @@ def read_sql(
         path = interruptible(write, engine.cancel)
         files = Files(None)
         units: Any = ParquetUnits(files, files.find(path, (".parquet",)), hive=False, parallel=True)
-        return reader_of(settings, units, features, columns, at_once)
+        return reader_of(settings, units, request, at_once)
 
     def plan() -> tuple[Sessions, SqlPlan]:
         sessions = engine.sessions(at_once, snapshot=snapshot)
@@ -389,7 +396,11 @@ def read_sql(
 
     sessions, made = interruptible(plan, engine.cancel)
     units = SqlUnits(engine, bound, made, sessions, at_once, snapshot=snapshot)
-    return reader_of(settings, units, features, columns, at_once)
+    try:
+        return reader_of(settings, units, request, at_once)
+    except BaseException:
+        units.close()
+        raise
 
 
 def partition_sql(

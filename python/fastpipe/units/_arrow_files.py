@@ -18,6 +18,7 @@ from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import MalformedFileError, UnsupportedError, in_file
 from fastpipe.specs import Spec
+from fastpipe.specs._requests import FeatureRequest
 from fastpipe.units._files import File, Files, FileUnits, read_files, storage_errors
 from fastpipe.units._schemas import common_schema
 
@@ -333,7 +334,8 @@ def read_arrow(
     source: Paths,
     *,
     features: Mapping[str, Spec] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     filesystem: Any = None,
     num_fetches: int | None = None,
@@ -354,7 +356,10 @@ def read_arrow(
             files' metadata if fastpipe wrote all files with the same specs, or else from the column types, which must
             be the same in all files. In local files of up to 256 MiB in total, columns that contain nulls have
             `on_null="mask"`. In other files, all nullable columns do.
-        columns: The columns to read, at least one; a name includes everything nested in it. Defaults to all columns.
+        columns: The columns to read: a list of at least one name, or one name as a string. A name includes everything
+            nested in it. Defaults to None: all columns.
+        overrides: Specs that replace some of the specs that `features` has by default, by name. Not allowed with
+            `features`. Defaults to None.
         batch_size: Number of rows per batch.
         filesystem: The file system of the files, from `pyarrow.fs` or fsspec. Defaults to None: local disks.
         num_fetches: The number of record batches that are read concurrently, 1 to 1024. Defaults to `num_threads` for
@@ -369,7 +374,8 @@ def read_arrow(
         MissingFileError: If a file does not exist, a glob matches nothing, or a directory contains no such file.
         MalformedFileError: If a file is damaged or isn't an Arrow file.
         StorageError: If a file can't be read, or changed after the reader was created.
-        SchemaError: If files have different columns, a column does not exist, or a spec doesn't fit its type.
+        SchemaError: If files have different columns, a column does not exist, a spec doesn't fit its type, or
+            `overrides` names a column that isn't read.
         UnsupportedError: If a file is a stream or an old Feather file, the type of a requested column is not supported,
             or a URL has no `filesystem`.
         TypeError: If an argument has the wrong type.
@@ -388,8 +394,7 @@ def read_arrow(
         ArrowFileUnits,
         settings,
         source,
-        features=features,
-        columns=columns,
+        request=FeatureRequest.of(features, columns, overrides),
         filesystem=filesystem,
         num_fetches=num_fetches,
     )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, Unpack, runtime_checkable
 import numpy as np
 
 from fastpipe._arguments import imported, shown
-from fastpipe._arrow.schema import asked_for, written
+from fastpipe._arrow.schema import written
 from fastpipe._fastpipe import UnitCalls, UnitsDataset
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import LARGEST_WINDOW, Options, Settings, takes_options
@@ -27,6 +27,7 @@ from fastpipe._reader.state import VERSION
 from fastpipe.errors import SchemaError, ShapeError
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
+from fastpipe.specs._requests import FeatureRequest
 
 
 @runtime_checkable
@@ -215,8 +216,7 @@ class UnitsData:
 
     Args:
         units: The source.
-        features: The specs of the features to read, by name; None to infer them.
-        columns: The names of the columns to read; None for all.
+        request: The features to read.
         num_fetches: The maximum number of concurrent calls of the source.
         in_sequence: Whether rows are read in sequence. Large units are then read in slices if the source supports it.
     """
@@ -232,8 +232,7 @@ class UnitsData:
     def __init__(
         self,
         units: Units,
-        features: Features | None,
-        columns: list[str] | None,
+        request: FeatureRequest,
         num_fetches: int,
         *,
         in_sequence: bool,
@@ -250,13 +249,16 @@ class UnitsData:
             )
         self._rows = _counts(units.rows, "rows", _MOST_ROWS)
         dictionaries = _dictionaries(getattr(units, "dictionaries", None))
+        features = request.features
         if features is None:
             # Files may contain no nulls although their schema allows nulls.
             schema = getattr(units, "inferred_schema", units.schema)
-            features = _written(schema, columns)
-            if features is None and schema is not units.schema:
-                features = _inferred(schema, columns)
-        wanted = columns if features is None else features._lower()
+            features = _written(schema, request.columns)
+            if features is None and (schema is not units.schema or request.overrides):
+                features = _inferred(schema, request.columns)
+            if features is not None:
+                features = request.changed(features)
+        wanted = request.columns if features is None else features._lower()
 
         def begin(calls: UnitCalls, threads: int) -> int:
             return start(chosen.read, slices, calls, threads)
@@ -323,7 +325,7 @@ class UnitsData:
         return UnitLocation(unit, _name(self._units, unit), row)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        known = (self._units, self._asked, None, self._num_fetches)
+        known = (self._units, FeatureRequest(self._asked), self._num_fetches)
         return functools.partial(type(self), in_sequence=self._in_sequence), known
 
     def __str__(self) -> str:
@@ -413,7 +415,8 @@ def read_units(
     units: Units,
     *,
     features: Mapping[str, Spec] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     num_fetches: int | None = None,
     **options: Unpack[Options],
@@ -432,7 +435,10 @@ def read_units(
         features: The spec of each feature, by name (see `from_arrow`). By default, features come from the specs in the
             metadata of a `pyarrow.Schema` that fastpipe created, or else from the types of the schema. Columns that are
             nullable in the schema have `on_null="mask"`.
-        columns: The columns to read, at least one; a name includes everything nested in it. Defaults to all columns.
+        columns: The columns to read: a list of at least one name, or one name as a string. A name includes everything
+            nested in it. Defaults to None: all columns.
+        overrides: Specs that replace some of the specs that `features` has by default, by name. Not allowed with
+            `features`. Defaults to None.
         batch_size: Number of rows per batch.
         num_fetches: The maximum number of concurrent calls of `units.read`, 1 to 1024. Defaults to 8.
         **options: See `fastpipe.typing.Options`.
@@ -441,8 +447,8 @@ def read_units(
         The reader.
 
     Raises:
-        SchemaError: If a column does not exist, or a spec doesn't fit its type. While reading, if a unit lacks columns
-            of the schema.
+        SchemaError: If a column does not exist, a spec doesn't fit its type, or `overrides` names a column that isn't
+            read. While reading, if a unit lacks columns of the schema.
         ShapeError: While reading, if a unit's number of rows differs from `units.rows`.
         UnsupportedError: If the type of a requested column is not supported, such as intervals and unions.
         TypeError: If `units` lacks an attribute, or an argument has the wrong type.
@@ -464,7 +470,8 @@ def read_units(
         [[0, 1, 4, 9], [16, 25]]
     """
     settings = Settings(read_units, batch_size, options)
-    return reader_of(settings, units, features, columns, fetches(num_fetches, _FETCHES))
+    request = FeatureRequest.of(features, columns, overrides)
+    return reader_of(settings, units, request, fetches(num_fetches, _FETCHES))
 
 
 def fetches(given: int | None, default: int) -> int:
@@ -486,17 +493,11 @@ def fetches(given: int | None, default: int) -> int:
 
 
 def reader_of(
-    settings: Settings,
-    units: Any,
-    features: Mapping[str, Spec] | None,
-    columns: Sequence[str] | None,
-    num_fetches: int,
-    kind: type[UnitsData] = UnitsData,
+    settings: Settings, units: Any, request: FeatureRequest, num_fetches: int, kind: type[UnitsData] = UnitsData
 ) -> Reader:
     """Returns the reader of units, as a dataset of a class."""
-    wanted, chosen = asked_for(features, columns)
     in_sequence = settings.ordering.shuffle == "sequential"
-    data = kind(units, wanted, chosen, num_fetches, in_sequence=in_sequence)
+    data = kind(units, request, num_fetches, in_sequence=in_sequence)
     return settings.reader(data, data.default_window)
 
 

@@ -13,7 +13,7 @@ import io
 import os
 import threading
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -35,7 +35,7 @@ from fastpipe._reader.options import Settings
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError, in_file
-from fastpipe.specs import Spec
+from fastpipe.specs._requests import FeatureRequest
 from fastpipe.units._data import UnitsData, fetches, reader_of, threads_of
 from fastpipe.units._schemas import chosen_columns, with_certain
 
@@ -501,7 +501,7 @@ class FilesData(UnitsData):
     def subset(self, numbers: Iterable[int]) -> FilesData:
         """Returns a dataset with the same features and only some of the files."""
         units = self._units.subset(numbers)
-        return FilesData(units, self._asked, None, self._num_fetches, in_sequence=self._in_sequence)
+        return FilesData(units, FeatureRequest(self._asked), self._num_fetches, in_sequence=self._in_sequence)
 
     def file_sizes(self) -> list[int]:
         """Returns the size of each file in bytes."""
@@ -520,8 +520,7 @@ def read_files(
     settings: Settings,
     source: Paths,
     *,
-    features: Mapping[str, Spec] | None,
-    columns: Sequence[str] | None,
+    request: FeatureRequest,
     filesystem: Any,
     num_fetches: int | None,
     **how: Any,
@@ -532,8 +531,7 @@ def read_files(
         kind: The format's class.
         settings: The options of the reader.
         source: The paths of the files.
-        features: The spec of each feature, by name; None to infer them.
-        columns: The names of the columns to read; None for all.
+        request: The features to read.
         filesystem: The file system of the files; None for local disks.
         num_fetches: The number of units that are read concurrently; None for the default.
         how: The arguments that only the format's class has.
@@ -543,4 +541,4 @@ def read_files(
     at_once = fetches(num_fetches, threads_of(settings) if files.is_local else REMOTE_FETCHES)
     files.requests = Requests(at_once)
     units = kind(files, files.find(source, kind.suffixes), **how)
-    return reader_of(settings, units, features, columns, at_once, FilesData)
+    return reader_of(settings, units, request, at_once, FilesData)

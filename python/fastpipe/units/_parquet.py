@@ -15,6 +15,7 @@ from fastpipe._files._paths import Paths
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.specs import Spec
+from fastpipe.specs._requests import FeatureRequest
 from fastpipe.units._data import threads_of
 from fastpipe.units._files import File, Files, FileUnits, Positioned, read_files, storage_errors
 from fastpipe.units._schemas import common_schema
@@ -376,7 +377,8 @@ def read_parquet(
     source: Paths,
     *,
     features: Mapping[str, Spec] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     filesystem: Any = None,
     partitioning: Partitioning = "hive",
@@ -399,8 +401,10 @@ def read_parquet(
             files' metadata if fastpipe wrote all files with the same specs, or else from the column types, which must
             be the same in all files. Columns have `on_null="mask"` unless the files' statistics show that there are no
             nulls.
-        columns: The columns to read, at least one; a name includes everything nested in it. Other columns aren't read
-            from storage. Defaults to all columns.
+        columns: The columns to read: a list of at least one name, or one name as a string. A name includes everything
+            nested in it. Other columns aren't read from storage. Defaults to None: all columns.
+        overrides: Specs that replace some of the specs that `features` has by default, by name. Not allowed with
+            `features`. Defaults to None.
         batch_size: Number of rows per batch.
         filesystem: The file system of the files, from `pyarrow.fs` (S3, Google Cloud Storage, HDFS, ...) or fsspec.
             Defaults to None: local disks.
@@ -421,7 +425,8 @@ def read_parquet(
         MissingFileError: If a file does not exist, a glob matches nothing, or a directory contains no such file.
         MalformedFileError: If a file is damaged or isn't a Parquet file.
         StorageError: If a file can't be read, or changed after the reader was created.
-        SchemaError: If files have different columns, a column does not exist, or a spec doesn't fit its type.
+        SchemaError: If files have different columns, a column does not exist, a spec doesn't fit its type, or
+            `overrides` names a column that isn't read.
         UnsupportedError: If the type of a requested column is not supported, or a URL has no `filesystem`.
         TypeError: If an argument has the wrong type.
         ValueError: If arguments are out of range or exclude each other.
@@ -442,8 +447,7 @@ def read_parquet(
         ParquetUnits,
         settings,
         source,
-        features=features,
-        columns=columns,
+        request=FeatureRequest.of(features, columns, overrides),
         filesystem=filesystem,
         num_fetches=num_fetches,
         hive=hive,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import flag, names, shown
+from fastpipe._arguments import column_names, flag, shown
 from fastpipe._files._in_memory_files import Source
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._progress import progress_bar
@@ -218,7 +218,7 @@ def fill(
     replace: bool = False,
     method: Literal["exact", "block"] = "exact",
     share: float = 1.0,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     dtype: npt.DTypeLike = "float32",
     order: Layout = "C",
     memory: int | str = "2GB",
@@ -253,7 +253,8 @@ def fill(
             are often alike, and `Fill.design_effect` measures the loss of precision. Defaults to "exact".
         share: With `method="block"`, the fraction of a unit's rows to take, above 0 and up to 1. A smaller fraction
             reads more data for the same number of rows, but the sample is more precise. Defaults to 1.
-        columns: Features to read, in this order. Defaults to None for all features, which must be numeric.
+        columns: Features to read, in this order: a list, or one name as a string. Defaults to None for all features,
+            which must be numeric.
         dtype: Numeric dtype of the arrays. NaN marks missing values. Defaults to float32.
         order: "C" stores row after row in memory, "F" column after column, which suits XGBoost and cuML. Defaults to
             "C".
@@ -344,7 +345,7 @@ def fill(
 
 def _opened(
     source: Reader | Source,
-    columns: Sequence[str] | None,
+    columns: str | Sequence[str] | None,
     dtype: np.dtype[Any],
     index_cache: IndexCache,
     num_threads: int | Literal["auto"] | None,
@@ -353,8 +354,7 @@ def _opened(
     if isinstance(source, Reader):
         if index_cache is not None or num_threads != "auto":
             raise ValueError("index_cache and num_threads are for files only: set them when you create the reader")
-        wanted = None if columns is None else names("columns", columns)
-        return source, Columns(source.features, wanted, dtype)
+        return source, Columns(source.features, column_names(columns), dtype)
     # Files of other formats need a reader.
     from fastpipe.csv._sampling import of_numbers
 
