@@ -115,9 +115,11 @@ def test_unsupported_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(fastpipe.errors.SchemaError, match="requires numbers, but 's' is"):
         data_iter(source)
     with pytest.raises(fastpipe.errors.SchemaError, match="unknown feature 'z'; the features are 'a', 's'"):
-        data_iter(source, label="z", columns=["a"])
-    with pytest.raises(ValueError, match="no columns are left"):
+        data_iter(source, label="z", columns="a")
+    with pytest.raises(ValueError, match="columns is empty"):
         data_iter(source, label="a", columns=[])
+    with pytest.raises(ValueError, match="no columns are left"):
+        data_iter(fastpipe.read_csv(path, columns="a", batch_size=1), label="a")
     with pytest.raises(ValueError, match="epochs=2, but XGBoost needs exactly one"):
         data_iter(reader(epochs=2), label="y")
     with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):

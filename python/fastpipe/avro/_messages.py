@@ -73,7 +73,7 @@ class MessageDecoder:
         if framing not in _FRAMINGS:
             raise ValueError(f'framing must be None, "single-object" or "registry"; got {shown(framing)}')
         self._request = FeatureRequest.of(features, columns, overrides)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "features": self._request.features,
             "columns": self._request.columns,
             "overrides": self._request.overrides or None,
