@@ -223,7 +223,7 @@ def test_readers_of_other_sources(table: np.ndarray) -> None:
         fill(reader, rows=10, columns=["x"], dtype="int64")
     with pytest.raises(SchemaError, match="unknown feature 'y'; the features are 'x', 'i'"):
         fill(reader, rows=10, columns=["y"])
-    with pytest.raises(SchemaError, match="no columns are left"):
+    with pytest.raises(ValueError, match="columns is empty"):
         fill(reader, rows=10, columns=[])
     with pytest.raises(ValueError, match="are for files only"):
         fill(reader, rows=10, num_threads=2)

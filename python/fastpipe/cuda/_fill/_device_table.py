@@ -42,8 +42,6 @@ class Columns:
             sizes = [size or 0 for size in features[name].shape]
             places = np.ndindex(*sizes) if sizes else [()]
             self.names += [name + (f"[{', '.join(map(str, place))}]" if place else "") for place in places]
-        if not self.names:
-            raise SchemaError("no columns are left: select at least one numeric feature")
 
     def of(self, batch: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Returns the columns of a batch, `[rows]` each, with NaN for missing values."""
