@@ -610,7 +610,6 @@ def test_repr_and_features_of_readers(data: Interactions) -> None:
     assert list(reader.features) == ["user", "item", "label"]
     assert "Nothing was read yet" in reader.explain()
     assert len(list(reader)) == reader.stats()["batches"]
-    assert "-bound" in reader.explain().partition(" ")[0]
     assert "sampling" in reader.explain()
     assert {"sampling", "gathering"} < set(reader.stats()["seconds"])
     assert not {"decompressing", "decoding"} & set(reader.stats()["seconds"])

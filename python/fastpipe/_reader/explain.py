@@ -30,6 +30,9 @@ _ADVICE = {
     "planning": "Batches are very small: increase `batch_size`.",
 }
 
+# A consumer that waits for less than this share of the time isn't slowed down noticeably: nothing is a bottleneck.
+UNNOTICED = 0.05
+
 # A pass is fetch-bound if its threads work for less than this share of the time.
 _IDLE = 0.5
 
@@ -54,37 +57,51 @@ def explain(stats: Mapping[str, Any], data: Dataset) -> str:
     threads = stats["threads"]
     used = threads["chosen"]
     waited, away = seconds["consumer_waiting"], seconds["waiting_for_consumer"]
-    spent = waited + away or 1e-12
+    elapsed = max(seconds["elapsed"], waited + away) or 1e-12
+    waits = f"{waited / elapsed:.0%} of the time"
+    unnoticed = waited < UNNOTICED * elapsed
     on = f"on {used} thread" + ("s" if used > 1 else "")
     if used < threads["available"]:
         on += f" of {threads['available']}"
     if not work:
-        rate = stats["bytes_delivered"] / (seconds["elapsed"] or 1e-12) / 1e6
+        rate = stats["bytes_delivered"] / elapsed / 1e6
+        if unnoticed:
+            return f"not a bottleneck: the consumer waits for servers {waits}."
         if away > waited:
-            return f"consumer-bound: servers make the batches and wait for the consumer {away / spent:.0%} of the time."
+            return (
+                f"consumer-bound: servers make the batches and wait for the consumer {away / elapsed:.0%} of the time."
+            )
         return (
-            f"server-bound: the consumer waits for servers {waited / spent:.0%} of the time; {rate:,.0f} MB/s arrive."
+            f"server-bound: the consumer waits for servers {waits}; {rate:,.0f} MB/s arrive."
             " Use more or faster servers or a faster network; call explain() of the served reader for details."
         )
     lines = []
     largest = max(work, key=lambda name: work[name])
-    fetching, elapsed = seconds["fetching"], seconds["elapsed"] or 1e-12
+    fetching = seconds["fetching"]
     fetch_bound = fetching > 0 and total < _IDLE * used * elapsed
-    if away > waited:
-        lines.append(f"consumer-bound: the reader waits for the consumer {away / spent:.0%} of the time, {on}.")
-        if waited > _WAIT * spent:
-            lines.append(f"The consumer also waits {waited / spent:.0%} of the time.")
+    bound = {**_BOUND, **data.words.bound}.get(largest, f"{largest}-bound")
+    if unnoticed:
+        next_bound = "fetch-bound" if fetch_bound else bound
+        lines.append(
+            f"not a bottleneck: the consumer waits for the reader {waits}, {on}."
+            f" With a faster consumer, the pass would be {next_bound}."
+        )
+    elif away > waited:
+        lines.append(f"consumer-bound: the reader waits for the consumer {away / elapsed:.0%} of the time, {on}.")
+        if waited > _WAIT * elapsed:
+            lines.append(f"The consumer also waits {waits}.")
     elif fetch_bound:
         lines.append(
             f"fetch-bound: {fetching / elapsed:.1f} calls wait for the source at once on average, and the "
             f"threads are idle {1 - total / (used * elapsed):.0%} of the time."
         )
     else:
-        bound = {**_BOUND, **data.words.bound}.get(largest, f"{largest}-bound")
-        lines.append(f"{bound} {on}: the consumer waits for the reader {waited / spent:.0%} of the time.")
+        lines.append(f"{bound} {on}: the consumer waits for the reader {waits}.")
     shares = sorted(((part / total, name) for name, part in work.items()), reverse=True)
     shown = [f"{name} {share:.0%}" for share, name in shares if share >= 0.01]
     lines.append(f"Of the work: {', '.join(shown)}.")
+    if unnoticed:
+        return "\n".join(lines)
     advice = {**_ADVICE, **data.words.advice}.get("fetching" if fetch_bound else largest)
     if away <= waited and advice is not None:
         lines.append(advice.replace("{units}", data.words.units))

@@ -377,6 +377,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def explain(self) -> str:
         """Returns a text that explains what limits the last pass: items, collation, copying, or the consumer.
 
+        If the consumer waited for less than 5 % of the time, the text says that the loader is not a bottleneck.
         The text contains the slowest items, and the workers that have been busy with one item or batch for more than a
         second. Another thread can call this method to find out what a blocked `next` waits for.
         """

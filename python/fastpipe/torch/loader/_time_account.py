@@ -6,6 +6,8 @@ import time
 import weakref
 from typing import Any, NamedTuple, Protocol
 
+from fastpipe._reader.explain import UNNOTICED
+
 _SPENT = ("items", "making", "placing", "joining", "waiting")
 
 
@@ -154,6 +156,8 @@ def explained(loader: Any, account: Account | None) -> str:
 
 def _without_workers(account: Account) -> str:
     share = account.waited / account.total
+    if share < UNNOTICED:
+        return f"not a bottleneck: making batches takes {share:.0%} of the time, without workers."
     if account.away > account.waited:
         return f"consumer-bound: making batches takes {share:.0%} of the time, without workers."
     return (
@@ -194,6 +198,9 @@ def _verdict(account: Account, look: Look) -> str:
             f"start-bound: {account.first / total:.0%} of the time passed before the first batch, since workers had to"
             " start; persistent_workers=True keeps them for further passes, and fewer workers start sooner."
         )
+    held = (account.start + account.waited) / total
+    if held < UNNOTICED:
+        return f"not a bottleneck: the consumer waits {held:.0%} of the time, the start of workers included."
     if account.away > account.waited:
         return f"consumer-bound: the consumer is away {account.away / total:.0%} of the time, and workers wait for it."
     waits = f"the consumer waits {account.waited / total:.0%} of the time"
