@@ -503,6 +503,7 @@ def test_errors_name_the_decompressed_offset(text: bytes, options: dict[str, Any
         assert caught.value.offset is None
 
 
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 @hypothesis.settings(max_examples=SOME)
 @hypothesis.given(st.data())
 def test_damage_is_a_typed_error(data: st.DataObject) -> None:

@@ -527,6 +527,7 @@ def full() -> Interactions:
     return Interactions.from_arrays(*zip(*pairs, strict=True), users=["d", "c", "b", "a"])
 
 
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 def test_a_user_who_has_everything_is_named_or_skipped() -> None:
     data = full()
     with pytest.raises(UnseenItemsError, match=r"the user 'b' has no unseen items.*on_full=\"skip\"") as caught:
@@ -543,6 +544,7 @@ def test_a_user_who_has_everything_is_named_or_skipped() -> None:
     assert {label for _, _, label in points(read(data, num_negatives=0))} == {1}
 
 
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 def test_more_negatives_than_unseen_items() -> None:
     data = full()
     with pytest.raises(UnseenItemsError, match="fewer than 3 unseen items, too few for that many different") as caught:
@@ -557,6 +559,7 @@ def test_more_negatives_than_unseen_items() -> None:
         read(nobody, on_full="skip")
 
 
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 def test_no_item_can_be_drawn_by_popularity() -> None:
     data = Interactions.from_arrays([0, 0, 1], [0, 1, 0], users=[0, 1], items=range(5))
     points(read(data))

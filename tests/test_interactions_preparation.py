@@ -69,6 +69,7 @@ def model(
     return {user: sorted(events) for user, events in found.items()}
 
 
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 @hypothesis.given(rows, st.sampled_from(["first", "last"]), st.integers(0, 4), st.integers(0, 4))
 def test_it_matches_the_model(
     rows: list[tuple[int, int, int]], duplicates: Any, least_user: int, least_item: int

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pytest
 
@@ -121,7 +122,10 @@ def test_no_rows_are_not_an_error(tmp_path: Path) -> None:
         ({"batch_size": 112, "world_size": 1, "drop_last": True, "on_uneven": "allow"}, 88, "88 of 200"),
     ],
 )
-def test_leaving_out_over_a_tenth_warns_once(make: Make, options: dict[str, Any], left_out: int, words: Any) -> None:
+def test_leaving_out_is_logged_once_and_over_a_tenth_warns_once(
+    make: Make, options: dict[str, Any], left_out: int, words: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fastpipe")
     if not words:
         reader = make(**options)  # Warnings are errors.
     else:
@@ -136,6 +140,12 @@ def test_leaving_out_over_a_tenth_warns_once(make: Make, options: dict[str, Any]
         warnings.simplefilter("error")
         again = pickle.loads(pickle.dumps(reader))
         assert len(list(again)) == len(list(reader)) == len(reader)
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    share = "all" if left_out == ROWS else f"{left_out} of"
+    text = f"{share} 200 rows ({left_out / ROWS:.0%}) are in no batch of an epoch"
+    assert [(level, message[: len(text)]) for level, message in logged] == ([("INFO", text)] if left_out else [])
+    if words:
+        assert logged[0][1] == str(warning.message)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fastpipe.errors.RowsLeftOutWarning)
         rest = [make(**options | {"rank": rank}) for rank in range(1, world)]
@@ -147,3 +157,74 @@ def test_shards_warn_as_well(make: Make) -> None:
     with pytest.warns(fastpipe.errors.RowsLeftOutWarning, match="26 of 200") as warned:
         whole.shard(3, 0)
     assert [warning.filename for warning in warned] == [__file__]
+
+
+@pytest.mark.parametrize("unsupported", ["warn", "ignore"])
+def test_columns_of_unsupported_types_are_logged(
+    unsupported: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = {"type": "record", "name": "Tree", "fields": [{"name": "below", "type": {"type": "array", "items": "Tree"}}]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}, {"name": "tree", "type": tree}]}
+    path = tmp_path / "x.avro"
+    with path.open("wb") as file:
+        fastavro.writer(file, schema, [{"id": 1, "tree": {"below": []}}])
+    caplog.set_level("INFO", "fastpipe")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        reader = fastpipe.read_avro(path, batch_size=1, unsupported=unsupported)
+        list(pickle.loads(pickle.dumps(reader)))
+    (said,) = caplog.messages
+    assert said.startswith("1 column is left out, of types that are not read: 'tree")
+    assert [str(warning.message) for warning in warned] == ([said] if unsupported == "warn" else [])
+
+
+@pytest.mark.parametrize("source", ["avro", "table"])
+@pytest.mark.parametrize("unknown", ["drop", "bucket"])
+def test_features_that_drop_keys_are_logged(
+    source: str, unknown: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fastpipe")
+    features = {"words": fastpipe.VocabularySpec(["a"], unknown=unknown), "id": fastpipe.DenseSpec((), "int64")}
+    if source == "avro":
+        strings = {"type": "array", "items": "string"}
+        fields = [{"name": "words", "type": strings}, {"name": "id", "type": "long"}]
+        path = tmp_path / "x.avro"
+        with path.open("wb") as file:
+            fastavro.writer(file, {"type": "record", "name": "R", "fields": fields}, [{"words": ["a", "b"], "id": 1}])
+        reader = fastpipe.read_avro(path, features=features, batch_size=1)
+    else:
+        pa = pytest.importorskip("pyarrow")
+        table = pa.table({"words": [["a", "b"]], "id": [1]})
+        reader = fastpipe.from_arrow(table, features=features, batch_size=1)
+    list(pickle.loads(pickle.dumps(reader)))
+    named = [message.partition(" that are not in the vocabulary")[0] for message in caplog.messages]
+    assert named == (["on_unknown=\"drop\" omits the keys of 'words'"] if unknown == "drop" else [])
+
+
+def test_filters_of_interactions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fastpipe")
+    users, items = [0, 0, 0, 1, 1, 1, 2, 3, 0], [0, 1, 2, 0, 1, 2, 0, 1, 0]
+    fastpipe.recsys.Interactions.from_arrays(users, items, duplicates="last")
+    repeated, *rest = caplog.messages
+    assert not rest
+    assert repeated.startswith("1 of 9 interactions (11%) repeat the user and the item of another one")
+    caplog.clear()
+    fastpipe.recsys.Interactions.from_arrays(users[:-1], items[:-1], min_per_user=2)
+    (filtered,) = caplog.messages
+    assert filtered.startswith(
+        "2 of 8 positives (25%), 2 of 4 users (50%) and 0 of 3 items (0%) are left out, with min"
+    )
+    users, items = [0, 0, 1, 1, *range(2, 8)], [0, 1, 0, 1, *range(2, 8)]
+    with pytest.warns(
+        fastpipe.errors.RowsLeftOutWarning, match=r"6 of 10 positives \(60%\), 6 of 8 users.*6 of 8 items"
+    ):
+        fastpipe.recsys.Interactions.from_arrays(users, items, min_per_item=2)
+
+
+def test_positives_of_users_without_unseen_items_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fastpipe")
+    data = fastpipe.recsys.Interactions.from_arrays([0, 0, 1], [0, 1, 0])
+    with pytest.warns(fastpipe.errors.RowsLeftOutWarning, match=r"2 of 3 positives \(67%\)") as warned:
+        reader = fastpipe.recsys.read_interactions(data, negatives=1, batch_size=1, on_full="skip")
+    list(pickle.loads(pickle.dumps(reader)))
+    assert caplog.messages == [str(warning.message) for warning in warned]

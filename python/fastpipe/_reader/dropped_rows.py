@@ -1,16 +1,11 @@
-"""Rows that are in no batch: an error if no rank gets a batch, a warning if many rows are left out."""
+"""Rows that are in no batch: an error if no rank gets a batch, and reports of rows that are left out."""
 
 from __future__ import annotations
 
-import sys
-import warnings
-
+from fastpipe import _omissions
 from fastpipe._fastpipe import Order
 from fastpipe._reader.ordering import Ordering
 from fastpipe.errors import RowsLeftOutWarning
-
-# Up to a tenth of the rows may be left out without a warning.
-_UNSAID = 10
 
 
 def check(order: Order, ordering: Ordering, rows: int, units: str) -> None:
@@ -64,10 +59,10 @@ def _batches(rows: int, size: int, *, drop_last: bool) -> int:
     return rows // size if drop_last else -(-rows // size)
 
 
-def warn(order: Order, ordering: Ordering, rows: int) -> None:
-    """Warns the caller of fastpipe if more than a tenth of the rows are in no batch of any rank."""
+def report(order: Order, ordering: Ordering, rows: int) -> None:
+    """Reports rows that are in no batch of any rank."""
     left_out = order.left_out
-    if left_out * _UNSAID <= rows:
+    if not left_out:
         return
     why, remedies = [f"batch_size={ordering.batch_size}"], ["a smaller batch_size"]
     if ordering.drop_last:
@@ -78,14 +73,6 @@ def warn(order: Order, ordering: Ordering, rows: int) -> None:
         remedies.append('on_uneven="pad" or "allow"')
         if order.own_rows is not None:
             remedies.append('shard_by="batch"')
-    share = "all" if left_out == rows else f"{left_out} of"
-    text = f"{share} {rows} rows ({left_out / rows:.0%}) are in no batch of an epoch, with {', '.join(why)}"
-    warnings.warn(f"{text}. To keep more rows, use {'; '.join(remedies)}", RowsLeftOutWarning, stacklevel())
-
-
-def stacklevel() -> int:
-    """Returns the number of stack frames from the caller of this function to the first frame outside of fastpipe."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fastpipe":
-        level, frame = level + 1, frame.f_back
-    return level
+    text = f"{_omissions.share(left_out, rows, 'rows')} are in no batch of an epoch, with {', '.join(why)}"
+    large = RowsLeftOutWarning if _omissions.is_large(left_out, rows) else None
+    _omissions.report(f"{text}. To keep more rows, use {'; '.join(remedies)}", large)

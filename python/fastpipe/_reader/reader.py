@@ -187,9 +187,9 @@ class Reader:
         self._totals = ReaderTotals(ordering.rank)
         _left_out.check(self._order, ordering, self.num_rows, data.words.units)
 
-    def _warned(self) -> Self:
-        """Warns the user if the order leaves out many rows, and returns the reader."""
-        _left_out.warn(self._order, self._ordering, self.num_rows)
+    def _reported(self) -> Self:
+        """Reports rows that the order leaves out, and returns the reader."""
+        _left_out.report(self._order, self._ordering, self.num_rows)
         return self
 
     @property
@@ -551,7 +551,7 @@ class Reader:
             [2, 2, 2]
         """
         shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
-        return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._warned()
+        return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._reported()
 
     def partition(self, num_partitions: int) -> list[Partition]:
         """Divides the data into partitions that take about the same time to read.
@@ -991,8 +991,8 @@ class Reader:
 
 
 def made(data: Dataset, **options: Any) -> Reader:
-    """Creates a reader for the user, and warns the user if its order leaves out many rows."""
-    return Reader(data, **options)._warned()
+    """Creates a reader for the user, and reports rows that its order leaves out."""
+    return Reader(data, **options)._reported()
 
 
 def _rebuild(data: Dataset, options: dict[str, Any], epoch: int, loaded: tuple[int, _state.State] | None) -> Reader:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fastpipe._arguments import flag, shown
-from fastpipe._reader.dropped_rows import stacklevel
+from fastpipe._omissions import report
 from fastpipe._text import clean, plural
 from fastpipe.errors import ColumnsLeftOutWarning, StorageError, UnsupportedError, in_file
 
@@ -91,7 +90,7 @@ def _json(schema: Any) -> str:
 
 
 def tell_left_out(left_out: Mapping[str, str], on_unsupported: str) -> None:
-    """Warns about columns that are left out, or raises an error.
+    """Reports columns that are left out, with a warning unless `on_unsupported` is "ignore", or raises an error.
 
     Raises:
         UnsupportedError: If `on_unsupported` is "error" and columns are left out.
@@ -99,7 +98,7 @@ def tell_left_out(left_out: Mapping[str, str], on_unsupported: str) -> None:
     """
     if on_unsupported not in ("warn", "error", "ignore"):
         raise ValueError(f'on_unsupported must be "warn", "error" or "ignore"; got {shown(on_unsupported)}')
-    if not left_out or on_unsupported == "ignore":
+    if not left_out:
         return
     named = [f"{name!r} ({reason})" for name, reason in list(left_out.items())[:_SHOWN]]
     more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
@@ -108,11 +107,11 @@ def tell_left_out(left_out: Mapping[str, str], on_unsupported: str) -> None:
     if on_unsupported == "error":
         hint = 'on_unsupported="warn" reads the other columns'
         raise UnsupportedError(f"{text}. {hint}", reason=text)
-    warnings.warn(text, ColumnsLeftOutWarning, stacklevel())
+    report(text, None if on_unsupported == "ignore" else ColumnsLeftOutWarning)
 
 
 def tell_later(later: Sequence[tuple[str, str, int]], mergeable: bool) -> None:
-    """Warns about columns that the first file lacks.
+    """Reports columns that the first file lacks, with a warning.
 
     Args:
         later: For each column, its name, the first file that has it, and the number of files that have it.
@@ -132,7 +131,7 @@ def tell_later(later: Sequence[tuple[str, str, int]], mergeable: bool) -> None:
         f"{what} left out because the first file with rows lacks them: {'; '.join(named)}{more}; {hint}; "
         "columns= with the names of the other columns avoids this warning"
     )
-    warnings.warn(text, ColumnsLeftOutWarning, stacklevel())
+    report(text, ColumnsLeftOutWarning)
 
 
 PRIMITIVES = {

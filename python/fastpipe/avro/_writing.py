@@ -18,8 +18,8 @@ from fastpipe._boundary import AvroWriting
 from fastpipe._fastpipe import AvroWriter, ContainerFile
 from fastpipe._files._atomic_write import replacing, truncated_on_failure
 from fastpipe._local_path import local
+from fastpipe._omissions import stacklevel
 from fastpipe._progress import progress_bar
-from fastpipe._reader.dropped_rows import stacklevel
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import arrow_streams
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR

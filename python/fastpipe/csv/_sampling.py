@@ -16,6 +16,7 @@ from fastpipe._arguments import column_names, flag, shown
 from fastpipe._fastpipe import CsvReservoir, estimate_csv
 from fastpipe._files._in_memory_files import Contents, ReadableFile, Source, lowered, opened, pieces
 from fastpipe._files._index_cache import IndexCache
+from fastpipe._omissions import report
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.ordering import seed_of, within
 from fastpipe._reader.reader import Reader
@@ -146,6 +147,17 @@ class Asked:
     def _features(self, columns: list[str]) -> Features:
         return Features(dict.fromkeys(columns, self.spec))
 
+    def opened(self, files: Sequence[str | Contents], index_cache: IndexCache) -> tuple[CsvData, list[str]]:
+        """Returns the dataset of files with the sample's columns, and the names of these columns. Reports skipped rows.
+
+        Raises:
+            SchemaError: If no columns are named and a column isn't numeric.
+            FastpipeError: If the files can't be read.
+        """
+        data = CsvData(files, self.dialect, self.features, None, index_cache)
+        data.report_skipped()
+        return self.typed(data)
+
     def typed(self, data: CsvData) -> tuple[CsvData, list[str]]:
         """Returns the dataset with the sample's columns, and the names of these columns.
 
@@ -264,7 +276,7 @@ def draw_rows(
     weights: str | npt.ArrayLike | None,
 ) -> CsvSample:
     """Draws rows one by one."""
-    data, wanted = asked.typed(CsvData(files, asked.dialect, asked.features, None, index_cache))
+    data, wanted = asked.opened(files, index_cache)
     drawn = sample(
         asked.reader(data),
         asked.rows,
@@ -280,7 +292,7 @@ def draw_rows(
 
 def draw_blocks(files: Sequence[str | Contents], asked: Asked, index_cache: IndexCache, *, part: int) -> CsvSample:
     """Draws whole chunks."""
-    data, wanted = asked.typed(CsvData(files, asked.dialect, asked.features, None, index_cache))
+    data, wanted = asked.opened(files, index_cache)
     numbers, units = blocks(data.handle.unit_rows(), asked.rows, asked.seed, within("part", part, 0, 2**20))
     drawn = take(asked.reader(data), numbers)
     values = asked.array(drawn, wanted, drawn.num_rows)
@@ -303,7 +315,7 @@ def of_numbers(
     """
     asked = Asked.of(1, 0, DEFAULT_DIALECT, columns, dtype, "C", options)
     files = opened(source, SUFFIXES)
-    data, wanted = asked.typed(CsvData(files, asked.dialect, asked.features, None, index_cache))
+    data, wanted = asked.opened(files, index_cache)
     return asked.reader(data), wanted
 
 
@@ -368,6 +380,11 @@ def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
         for piece in stream:
             reservoir.push(piece)
     there = reservoir.end()
+    if asked.dialect.on_ragged == "skip":
+        report(
+            'on_ragged="skip" leaves out rows that have too many or too few fields. method="stream" reads the data '
+            "once, and doesn't count them"
+        )
     if there < asked.rows:
         raise ValueError(f"rows={asked.rows} exceeds the {there} rows of the stream")
     handle, rows = reservoir.take()

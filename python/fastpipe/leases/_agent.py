@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastpipe._reader.dropped_rows import stacklevel
+from fastpipe._omissions import stacklevel
 from fastpipe.errors import LedgerError, StaleLeaseError
 from fastpipe.leases._database import Connection, Database
 from fastpipe.leases._exchange import Answer, Granted, Member, Request, Token, Used, exchange

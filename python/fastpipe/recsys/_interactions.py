@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from fastpipe._fastpipe import Positives
 from fastpipe._files._paths import Paths
+from fastpipe._omissions import report, share
 from fastpipe._reader.ordering import digest, within
 from fastpipe.batch._form import described
-from fastpipe.errors import InteractionsError
+from fastpipe.errors import InteractionsError, RowsLeftOutWarning
 from fastpipe.recsys import _shards, _sources
 from fastpipe.recsys._csr import CSR, Duplicates, compress, core
 from fastpipe.recsys._ids import Codes, IdEncoder, Vocabulary
@@ -66,8 +67,14 @@ def prepare(
         num_users=len(user_numbers),
         duplicates=duplicates,
     )
+    if repeated := len(user_codes) - len(csr.items):
+        report(
+            f"{share(repeated, len(user_codes), 'interactions')} repeat the user and the item of another one: "
+            f'duplicates="{duplicates}" keeps one of each'
+        )
     del user_codes, item_codes, times
     if least_user > 1 or least_item > 1:
+        before = len(csr.items), len(user_numbers), len(item_numbers)
         csr = csr.keep(core(csr, len(item_numbers), least_user, least_item))
         if users is None:
             left = csr.counts > 0
@@ -82,6 +89,7 @@ def prepare(
                 f"no interactions remain with min_per_user={least_user} and min_per_item={least_item}: lower them"
             )
         _check_counts(len(csr.items), len(user_numbers), len(item_numbers))
+        _report_filtered(before, (len(csr.items), len(user_numbers), len(item_numbers)), least_user, least_item)
     return user_numbers, item_numbers, csr
 
 
@@ -106,6 +114,20 @@ def _joined(times: list[np.ndarray]) -> np.ndarray:
 
 def _renumbered(found: Vocabulary, codes: Codes, known: Vocabulary | None, what: str) -> tuple[Vocabulary, Codes]:
     return (found, codes) if known is None else (known, known.places_of(found, what).astype(np.uint32)[codes])
+
+
+def _report_filtered(
+    before: tuple[int, int, int], after: tuple[int, int, int], least_user: int, least_item: int
+) -> None:
+    """Reports positives, users and items that the minimum counts leave out."""
+    positives, users, items = (old - new for old, new in zip(before, after, strict=True))
+    if positives or users or items:
+        report(
+            f"{share(positives, before[0], 'positives')}, {share(users, before[1], 'users')} and "
+            f"{share(items, before[2], 'items')} are left out, with min_per_user={least_user} and "
+            f"min_per_item={least_item}",
+            RowsLeftOutWarning if 2 * positives > before[0] else None,
+        )
 
 
 def _check_counts(positives: int, users: int, items: int) -> None:
@@ -148,6 +170,8 @@ class Interactions:
     - `duplicates`: Which of several interactions of the same user and item to keep, the `"first"` or the `"last"` in
       time. For equal times, or without times, the order of the input decides.
     - `min_per_user`, `min_per_item`: Leave out users and items with fewer positives, repeatedly, until none is left.
+      The logger `fastpipe` has their counts. If more than half of the positives are left out, `RowsLeftOutWarning`
+      says so.
       The result is the largest set in which all users and items have enough positives (with both options equal to k,
       the k-core).
     - `users`, `items`: All IDs, in the order of their indices. By default, only users and items with positives get

@@ -13,12 +13,13 @@ import numpy.typing as npt
 from fastpipe._arguments import flag
 from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import InteractionsDataset, Positives
+from fastpipe._omissions import is_large, report, share
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options, whole_window
 from fastpipe._reader.ordering import within
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
-from fastpipe.errors import UnseenItemsError
+from fastpipe.errors import RowsLeftOutWarning, UnseenItemsError
 from fastpipe.recsys._interactions import Interactions
 from fastpipe.specs import DenseSpec, Features
 
@@ -171,6 +172,17 @@ class InteractionsData:
         self.files: list[str] = []
         self.symbols: dict[str, list[str]] = {}
 
+    def report_skipped(self) -> None:
+        """Reports positives of users that `on_full="skip"` leaves out."""
+        positives = self._data.num_positives
+        skipped = positives - self.handle.num_rows // (1 + self._options["negatives"])
+        if skipped:
+            report(
+                f"{share(skipped, positives, 'positives')} are left out, because their users have too few unseen items "
+                '(on_full="skip")',
+                RowsLeftOutWarning if is_large(skipped, positives) else None,
+            )
+
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the counts of users, items and positives, how negatives are drawn, and a digest of the positives.
 
@@ -252,7 +264,8 @@ def read_interactions(
         power: The exponent of the popularity, 0 or more. Defaults to 0.75.
         on_full: What to do with users who have too few unseen items: none at all or, with `repeats=False`, fewer than
             `num_negatives`. `"error"` (the default) raises `UnseenItemsError`; `"skip"` leaves out the positives of
-            these users.
+            these users: the logger `fastpipe` has their count, and `RowsLeftOutWarning` says if they are more than a
+            tenth.
         seed: Seed of the negatives and the shuffle, 0 to 2^64 - 1. By default, a random seed is used, which
             `reader.seed` returns.
         shuffle: True (the default) or `"window"` shuffles rows in windows of `shuffle_buffer` rows, each a uniform
@@ -296,4 +309,5 @@ def read_interactions(
         power=power,
         on_full=on_full,
     )
+    source.report_skipped()
     return settings.reader(source, whole_window(source))

@@ -151,7 +151,7 @@ class Asked:
         made = Reader(
             data, ordering=ordering, running=running, progress=self.progress, epochs=self._epochs(description)
         )
-        return made._warned()
+        return made._reported()
 
     def check_order(self, served: Description, fallback: Description) -> None:
         """Checks that the fallback's order equals the servers', given the options of this reader.

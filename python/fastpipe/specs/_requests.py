@@ -9,6 +9,7 @@ from typing import Self
 from fastpipe._arguments import column_names, shown
 from fastpipe.errors import SchemaError, UnsupportedError
 from fastpipe.specs import Features, Spec
+from fastpipe.specs._vocabularies import report_unknown_keys
 
 # The number of columns that a message lists.
 _SHOWN = 10
@@ -52,7 +53,9 @@ class FeatureRequest:
         wanted = None if features is None else Features(features)
         if wanted is not None and not wanted:
             raise ValueError("features is empty: pass at least one feature")
-        return cls(wanted, column_names(columns), Features(overrides))
+        changed = Features(overrides)
+        report_unknown_keys(changed if wanted is None else wanted)
+        return cls(wanted, column_names(columns), changed)
 
     def changed(self, inferred: Features, left_out: Mapping[str, str] | None = None) -> Features:
         """Returns inferred features with the overrides.

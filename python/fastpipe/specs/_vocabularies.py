@@ -19,6 +19,7 @@ from fastpipe._arguments import shown
 from fastpipe._boundary import Described, LoweredLookup
 from fastpipe._fastpipe import Vocabulary as _NativeVocabulary
 from fastpipe._local_path import local
+from fastpipe._omissions import report
 from fastpipe.errors import StorageError, in_file
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, _dtype, inferred
 
@@ -412,3 +413,17 @@ def _in_form(spec: Spec, found: Spec) -> Spec:
         return replace(found, field=spec.field, layout=spec.layout)
     assert isinstance(found, (DenseSpec, RaggedSpec))
     return replace(found, field=spec.field, fill=spec.fill)
+
+
+def report_unknown_keys(features: Features) -> None:
+    """Reports features that omit unknown keys.
+
+    The number of keys is unknown: to count them, the innermost loop of decoding would have to do so for each key.
+    """
+    named = [name for name, spec in features.items() if isinstance(spec, VocabularySpec) and spec.on_unknown == "drop"]
+    if named:
+        report(
+            f'on_unknown="drop" omits the keys of {", ".join(map(repr, named))} that are not in the vocabulary. Decoding '
+            "doesn't count them, which would cost time for each key. "
+            'on_unknown="bucket" keeps them, with an index that you can count'
+        )
