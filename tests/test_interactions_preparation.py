@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -438,7 +439,7 @@ def test_from_csv(tmp_path: Path, delimiter: str, header: bool) -> None:
     names = ["name", "x", "thing", "t"]
     (tmp_path / "a.csv").write_text("\n".join([delimiter.join(names)] * header + lines[:4]) + "\n")
     (tmp_path / "b.csv").write_text("\n".join([delimiter.join(names)] * header + lines[4:]) + "\n")
-    options = {} if header else {"column_names": names}
+    options = {} if header else {"header": names}
     same(Interactions.from_csv(tmp_path, user="name", item="thing", timestamp="t", delimiter=delimiter, **options))
 
 
@@ -449,24 +450,84 @@ def test_from_csv_of_invalid_input(tmp_path: Path) -> None:
     path.write_text("user,item\n1,2\n3,\n")
     with pytest.raises(InteractionsError, match="the column 'item' is null"):
         Interactions.from_csv(path)
-    with pytest.raises(fastpipe.errors.SchemaError, match=r"'who'.*column_names="):
+    with pytest.raises(fastpipe.errors.SchemaError, match="who"):
         Interactions.from_csv(path, user="who")
+    with pytest.raises(ValueError, match=r"overrides must name the columns .* got 'who'"):
+        Interactions.from_csv(path, overrides={"who": fastpipe.DenseSpec((), "int64")})
+    path.write_text("user,item\na,2\n,3\n")
+    with pytest.raises(InteractionsError, match="the column 'user' is null"):
+        Interactions.from_csv(path)
     path.write_text("user,item\n1,2\n3\n")
-    with pytest.raises(InteractionsError, match=r"a\.csv"):
+    with pytest.raises(fastpipe.errors.MalformedFileError, match=r"a\.csv"):
         Interactions.from_csv(path)
     path.write_text("")
-    with pytest.raises(InteractionsError, match=r"a\.csv"):
+    with pytest.raises(fastpipe.FastpipeError, match=r"a\.csv"):
         Interactions.from_csv(path)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("from_memory", [False, True])
+def test_csv_ids_with_leading_zeros_are_text(pack: Callable[[bytes], bytes], from_memory: bool, tmp_path: Path) -> None:
+    packed = pack(b"user,item\n007,1\n7,1\n8,2\n")
+    path = tmp_path / "a.csv"
+    path.write_bytes(packed)
+    source = packed if from_memory else path
+    data = Interactions.from_csv(source)
+    assert (data.users.tolist(), data.items.tolist()) == (["007", "7", "8"], [1, 2])
+    integers, text = fastpipe.DenseSpec((), "int64"), fastpipe.DenseSpec((), "string")
+    data = Interactions.from_csv(source, overrides={"user": integers, "item": text})
+    assert (data.users.tolist(), data.items.tolist()) == ([7, 8], ["1", "2"])
+
+
+@pytest.mark.parametrize("text", ["007", "+7"])
+def test_csv_ids_that_inference_did_not_see(text: str) -> None:
+    # Of more than 16 MiB, inference reads some chunks.
+    rows = b"12345678,9\n" * 2_000_000
+    for after in range(6000, len(rows) // 11, 6000):  # Finds a place that inference doesn't read.
+        content = b"user,item\n" + rows[: 11 * after] + f"{text},8\n".encode() + rows[11 * after :]
+        if fastpipe.read_csv(content, columns=["user"], batch_size=9).features["user"].dtype == "int64":
+            break
+    with pytest.raises(fastpipe.errors.ValueRangeError, match=rf"the id '{re.escape(text)}'.*overrides=") as caught:
+        Interactions.from_csv(content)
+    assert caught.value.feature == "user"
+    override = re.search(r"overrides=(\{.*?\})", str(caught.value))
+    assert override is not None
+    data = Interactions.from_csv(content, overrides=eval(override[1]))
+    assert data.users.tolist() == sorted([text, "12345678"])
+
+
+def test_csv_ids_of_all_widths() -> None:
+    ids = sorted({0, 1, 2**63 - 1, *(10**n for n in range(19)), *(10**n - 1 for n in range(1, 19))})
+    data = Interactions.from_csv(b"user,item\n" + b"".join(f"{i},{i}\n".encode() for i in ids))
+    assert data.users.tolist() == data.items.tolist() == ids
+
+
+def test_csv_options_are_those_of_read_csv() -> None:
+    content = b"#x\n'a;b';1;2,5\n'c';2;1,5\nragged\n'NA';1;0\n"
+    options = {"delimiter": ";", "quote": "'", "header": False, "comment": "#", "decimal": ",", "null_values": []}
+    with pytest.warns(fastpipe.errors.RowsLeftOutWarning, match="1 of 4 rows"):
+        data = Interactions.from_csv(content, user="f0", item="f1", timestamp="f2", on_ragged="skip", **options)
+    assert (data.users.tolist(), data.items.tolist()) == (["NA", "a;b", "c"], [1, 2])
+
+
+def test_csv_needs_no_pyarrow() -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from fastpipe import Interactions\n"
+        "print(Interactions.from_csv(b'user,item\\na,1\\nb,2\\n').num_positives)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n"
 
 
 @pytest.mark.parametrize("column", ["user", "item", "at"])
 def test_from_csv_rejects_duplicate_columns(tmp_path: Path, column: str) -> None:
     names = ["user", "item", "at"]
     (tmp_path / "a.csv").write_text(",".join([*names, column]) + "\n1,2,3,9\n4,5,6,9\n")
-    with pytest.raises(fastpipe.errors.SchemaError, match=f"there are 2 columns '{column}'.*a.csv"):
+    with pytest.raises(fastpipe.errors.SchemaError, match=rf"{column}.*a\.csv"):
         Interactions.from_csv(tmp_path, timestamp="at")
-    with pytest.raises(fastpipe.errors.SchemaError, match=f"there are 2 columns '{column}'"):
-        Interactions.from_csv(tmp_path, timestamp="at", column_names=[*names, column])
+    with pytest.raises(ValueError, match=f"header names '{column}' twice"):
+        Interactions.from_csv(tmp_path, timestamp="at", header=[*names, column])
 
 
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:

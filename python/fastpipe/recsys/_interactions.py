@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -11,15 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._fastpipe import Positives
+from fastpipe._files._in_memory_files import Source, opened
+from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._paths import Paths
 from fastpipe._omissions import report, share
 from fastpipe._reader.ordering import digest, within
 from fastpipe.batch._form import described
+from fastpipe.csv._reading import DEFAULT_NULLS, SUFFIXES, CsvData, Dialect, Header, OnRagged
 from fastpipe.errors import InteractionsError, RowsLeftOutWarning
 from fastpipe.recsys import _shards, _sources
 from fastpipe.recsys._csr import CSR, Duplicates, compress, core
 from fastpipe.recsys._ids import Codes, IdEncoder, Vocabulary
 from fastpipe.recsys._sources import Chunk, Columns
+from fastpipe.specs import Features, Spec
 
 _LARGEST = 2**31 - 1
 
@@ -283,43 +287,73 @@ class Interactions:
     @classmethod
     def from_csv(
         cls,
-        source: Paths,
+        source: Source,
         *,
         user: str = "user",
         item: str = "item",
         timestamp: str | None = None,
+        overrides: Mapping[str, Spec] | None = None,
         delimiter: str = ",",
-        column_names: list[str] | None = None,
+        quote: str | None = '"',
+        header: Header = True,
+        comment: str | None = None,
+        decimal: str = ".",
+        null_values: Sequence[str] = DEFAULT_NULLS,
+        on_ragged: OnRagged = "error",
+        index_cache: IndexCache = None,
         **options: Any,
     ) -> Self:
-        """Creates interactions from CSV files, which `pyarrow.csv` reads (extra `arrow`).
+        r"""Creates interactions from CSV files, which `read_csv` reads.
 
-        Columns of digits are read as integers. If `007` and `7` are different IDs, read the files with pyarrow and
-        explicit types, and use `from_arrow`.
+        IDs are integers if the text of all of them is that of an integer, and otherwise text: if one ID is `007`, then
+        all IDs of the column are text. Types are inferred as `read_csv` describes. If a row that inference didn't read
+        has another type or leading zeros, `ValueRangeError` contains the argument to pass.
 
         Args:
-            source: A path, a glob, a directory (all `*.csv` files below it), or a list of these. Files may be
-                compressed.
+            source: The files: a path, a glob, a directory, bytes, a binary file object, or a list of these, compressed
+                or not (see `read_csv`).
             user: The column of user IDs.
             item: The column of item IDs.
-            timestamp: The column of times. Defaults to None: no times.
-            delimiter: The character between values. Defaults to ",".
-            column_names: The names of all columns, if the first line doesn't contain them. Defaults to None.
+            timestamp: The column of times: numbers, dates or times. Defaults to None: no times.
+            overrides: The specs of these columns, by name, instead of the inferred ones. `DenseSpec((), "int64")` reads
+                `007` as 7, and `DenseSpec((), "string")` reads `7` as text. Defaults to None.
+            delimiter: The ASCII character between fields. Defaults to ",".
+            quote: The ASCII character that quotes fields. None disables quoting. Defaults to '"'.
+            header: True (the default) if the first row names the columns; False, or the names of the columns, for files
+                without a header.
+            comment: The ASCII character that begins comment lines. Defaults to None: there are no comments.
+            decimal: The ASCII character before the decimals of a time. Defaults to ".".
+            null_values: The fields that are null, which is an error. Pass `[]` if an ID is called "NA", for example.
+            on_ragged: "error" (the default) or "skip": what to do with a row that has too many or too few fields.
+            index_cache: A directory that keeps the offsets of all rows; True for the user's cache directory. Defaults
+                to None: no cache.
             options: The options `duplicates`, `min_per_user`, `min_per_item`, `users` and `items` of `from_arrays`.
 
         Raises:
-            InteractionsError: If the interactions are invalid (see the class documentation), a file can't be parsed, or
-                a value is missing.
-            MissingFileError: If a file does not exist.
+            InteractionsError: If the interactions are invalid (see the class documentation), or a value is missing.
             SchemaError: If a column does not exist, or exists more than once.
-            StorageError: If a file can't be read.
+            ValueRangeError: If a field has another type than its column.
+            ValueError: If `overrides` names another column, or an argument is out of range.
+            FastpipeError: If the files can't be read; `read_csv` lists the errors.
+
+        Example:
+            >>> import fastpipe
+            >>> data = fastpipe.recsys.Interactions.from_csv(b"user,item\n007,1\n7,1\n7,2\n")
+            >>> data.users.tolist(), data.items.tolist()
+            (['007', '7'], [1, 2])
         """
         columns = Columns(user, item, timestamp)
-        return cls(*prepare(_sources.from_csv(source, columns, delimiter, column_names), **options))
+        given = {} if overrides is None else dict(Features(overrides))
+        if others := [name for name in given if name not in columns.wanted]:
+            raise ValueError(f"overrides must name the columns {columns.wanted}; got {others[0]!r}")
+        dialect = Dialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
+        data = CsvData(opened(source, SUFFIXES), dialect, None, columns.wanted, index_cache)
+        data.report_skipped()
+        return cls(*prepare(_sources.from_csv(data, columns, given), **options))
 
     @classmethod
     def from_movielens(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        """Creates interactions from MovieLens ratings with their times (extra `arrow`). Each rating is an interaction.
+        """Creates interactions from MovieLens ratings with their times. Each rating is an interaction.
 
         Args:
             path: The path of `u.data` (100k), `ratings.dat` (1M, 10M), `ratings.csv` (20M and later), or an `.inter`

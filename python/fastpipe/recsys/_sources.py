@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._files._in_memory_files import opened
 from fastpipe._files._paths import Paths, expand
+from fastpipe._reader.options import Settings
 from fastpipe._reader.reader import Reader
 from fastpipe.avro import infer_features, read_avro
-from fastpipe.batch import Masked
+from fastpipe.batch import Masked, Strings
+from fastpipe.csv._reading import DEFAULT_DIALECT, CsvData, read_csv
 from fastpipe.errors import (
-    FastpipeError,
     InteractionsError,
+    MalformedFileError,
     MissingFileError,
     SchemaError,
     UnsupportedError,
+    ValueRangeError,
     in_file,
 )
 from fastpipe.recsys._files import unreadable
 from fastpipe.recsys._ids import Coded
-from fastpipe.specs import DenseSpec, Features
+from fastpipe.specs import DenseSpec, Features, Spec
 
 _ROWS = 1 << 16
-_MOVIELENS = ["user", "item", "rating", "timestamp"]
+_MOVIELENS = ("user", "item", "rating", "timestamp")
+_POWERS = 10 ** np.arange(20, dtype=np.uint64)
 
 
 class Columns(NamedTuple):
@@ -174,81 +180,79 @@ def _arrow_numbers(column: Any) -> Any:
     return column.to_numpy(zero_copy_only=False)
 
 
-def from_csv(source: Paths, names: Columns, delimiter: str, column_names: list[str] | None) -> Iterator[Chunk]:
-    """Yields users, items and times from columns of CSV files."""
-    require_pyarrow()
-    from pyarrow import csv
+def from_csv(data: CsvData, names: Columns, overrides: Mapping[str, Spec]) -> Iterator[Chunk]:
+    """Yields users, items and times from columns of CSV files.
 
-    read = csv.ReadOptions(column_names=column_names)
-    parse = csv.ParseOptions(delimiter=delimiter)
-    convert = csv.ConvertOptions(include_columns=names.wanted)
-    for path in expand(source, (".csv",)):
-        _must_exist(path)
-        try:
-            with csv.open_csv(path, read_options=read, parse_options=parse) as opened:
-                _check_names(path, opened.schema.names, names)
-            table = csv.read_csv(path, read_options=read, parse_options=parse, convert_options=convert)
-        except OSError as error:
-            raise _unreadable(path, error) from None
-        except ValueError as error:  # pyarrow.ArrowInvalid
-            if isinstance(error, SchemaError):
-                raise
-            raise InteractionsError(f"{error} (file {path})", path=path, reason=str(error)) from None
-        yield from from_arrow(table, names)
+    Args:
+        data: The files, with the columns of `names` and inferred features.
+        names: The names of the columns.
+        overrides: The specs of columns whose inferred spec isn't used.
+    """
+    specs = {name: overrides.get(name) or _id_spec(data.features[name]) for name in (names.user, names.item)}
+    inferred = [name for name, spec in specs.items() if name not in overrides and spec.dtype in ("int64", "uint64")]
+    if names.timestamp is not None:
+        specs[names.timestamp] = overrides.get(names.timestamp, data.features[names.timestamp])
+    # Types are inferred from a part of large files. The text of other rows may have leading zeros.
+    texts = {_text_of(name): DenseSpec((), "bytes", field=name) for name in inferred}
+    for batch in Settings(read_csv, _ROWS, {}).reader(data.with_features(Features(specs | texts))):
+        for name in inferred:
+            _check_digits(name, batch[name], batch[_text_of(name)])
+        users, items, *times = (_plain(name, batch[name], None) for name in names.wanted)
+        yield Chunk(users, items, times_of(times[0]) if times else None)
 
 
-def _check_names(path: str, there: list[str], names: Columns) -> None:
-    """Checks that each requested column exists exactly once."""
-    for name in names.wanted:
-        if (count := there.count(name)) != 1:
-            found = "no column" if not count else f"{count} columns"
-            reason = (
-                f"there {'is' if count == 0 else 'are'} {found} {name!r}; there are {', '.join(map(repr, there))};"
-                " pass column_names= for files without a header"
-            )
-            raise in_file(SchemaError, path, reason, feature=name)
+def _id_spec(spec: Spec) -> Spec:
+    """Returns the spec to read a column of IDs with: the inferred one for numbers, and text for all other types."""
+    if spec.dtype in ("int64", "uint64", "float64"):  # IdEncoder rejects floats with a helpful error.
+        return spec
+    return DenseSpec((), "string", on_null="mask")
 
 
-def _unreadable(path: str, error: OSError) -> FastpipeError:
-    """Returns the error for a file that can't be read or decompressed."""
-    if error.errno is None:
-        return in_file(InteractionsError, path, f"it can't be decompressed: {error}")
-    return unreadable(path, error)
+def _text_of(name: str) -> str:
+    """Returns the name of the feature that has the text of a column of integers."""
+    return f"{name}\0text"
 
 
-def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
-    """Reads ratings in the formats of MovieLens (`u.data`, `ratings.dat`, `ratings.csv`) and RecBole (`.inter`)."""
-    pa = require_pyarrow()
-    from pyarrow import csv
+def _check_digits(name: str, integers: Any, texts: Strings) -> None:
+    """Raises `ValueRangeError` if the text of an integer has other characters than its digits, such as leading zeros.
 
+    Negative numbers are not checked, because they aren't IDs.
+    """
+    if isinstance(integers, Masked):  # `_plain` raises an error for nulls.
+        return
+    digits = np.searchsorted(_POWERS, integers.astype(np.uint64), side="right")
+    wrong = (np.diff(texts.offsets) != np.maximum(digits, 1)) & (integers >= 0)
+    if wrong.any():
+        text = texts[int(wrong.argmax())].decode()
+        override = f'overrides={{{name!r}: fastpipe.DenseSpec((), "string")}}'
+        reason = (
+            f"the id {text!r} of the column {name!r} is not written like other integers: pass {override} to read text, "
+            f'or "{integers.dtype}" to read it as {int(text)}'
+        )
+        raise ValueRangeError(reason, feature=name, reason=reason)
+
+
+def from_movielens(path: str | os.PathLike[str]) -> Iterator[Chunk]:
+    """Yields ratings in the formats of MovieLens (`u.data`, `ratings.dat`, `ratings.csv`) and RecBole (`.inter`)."""
     path = os.fsdecode(path)
-    _must_exist(path)
     try:
         with open(path, "rb") as file:
             first = file.readline()
-            rest = file.read()
+            # A delimiter has one character.
+            text = (first + file.read()).replace(b"::", b"\t") if b"::" in first else None
+    except FileNotFoundError:
+        raise in_file(MissingFileError, path, "there is no such file") from None
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
+    columns, delimiter, header = Columns("user", "item", "timestamp"), "\t", False
     if first.startswith(b"userId,movieId,"):
-        delimiter = ","
+        columns, delimiter, header = Columns("userId", "movieId", "timestamp"), ",", True
     elif first.startswith(b"user_id:token\titem_id:token\t"):
-        delimiter = "\t"
-    else:  # The file has no header. Arrow doesn't support a delimiter of two characters.
-        delimiter, rest = "\t", (first + rest).replace(b"::", b"\t")
-    columns = Columns("user", "item", "timestamp")
+        columns, header = Columns("user_id:token", "item_id:token", "timestamp:float"), True
+    dialect = replace(DEFAULT_DIALECT, delimiter=delimiter, header=header or _MOVIELENS)
     try:
-        table = csv.read_csv(
-            pa.py_buffer(rest),
-            read_options=csv.ReadOptions(column_names=_MOVIELENS),
-            parse_options=csv.ParseOptions(delimiter=delimiter),
-            convert_options=csv.ConvertOptions(include_columns=columns.wanted),
-        )
-    except ValueError as error:  # pyarrow.ArrowInvalid
+        data = CsvData(opened([path] if text is None else text), dialect, None, columns.wanted)
+        yield from from_csv(data, columns, {})
+    except (MalformedFileError, SchemaError) as error:
         reason = f"the file doesn't contain MovieLens ratings (user, item, rating, timestamp): {error}"
         raise in_file(InteractionsError, path, reason) from None
-    return from_arrow(table, columns)
-
-
-def _must_exist(path: str) -> None:
-    if not os.path.exists(path):
-        raise in_file(MissingFileError, path, "there is no such file")
