@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 import re
 import subprocess
 import sys
@@ -28,12 +29,14 @@ FUNCTIONS = [
     fastpipe.recsys.read_interactions,
 ]
 functions = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-NAMES = list(fastpipe.typing.Options.__annotations__)
 
 
 def said_of(text: str) -> list[str]:
     """Returns the names of the arguments that a docstring documents."""
     return re.findall(r"^ {4}(\w+): ", inspect.cleandoc(text), re.MULTILINE)
+
+
+NAMES = said_of(fastpipe.typing.Options.__doc__ or "")
 
 
 def test_all_functions_take_the_options() -> None:
@@ -65,9 +68,23 @@ def test_signatures_have_the_types_of_options(function: Callable[..., Any]) -> N
     assert typing.get_type_hints(fastpipe.typing.Options).keys() == set(NAMES)
 
 
-def test_options_are_documented_in_order() -> None:
-    assert fastpipe.typing.Options.__doc__ is not None
-    assert said_of(fastpipe.typing.Options.__doc__) == NAMES
+def test_every_option_is_documented_once() -> None:
+    assert sorted(NAMES) == sorted(fastpipe.typing.Options.__annotations__)
+
+
+@functions
+def test_help_is_short_and_grouped(function: Callable[..., Any]) -> None:
+    """Checks the help of a function in a terminal of 80 columns, which breaks longer lines."""
+    lines = pydoc.plain(pydoc.render_doc(function)).splitlines()
+    assert sum(max(1, -(-len(line) // 80)) for line in lines) <= 250
+    text = inspect.getdoc(function) or ""
+    sections = re.findall(r"^(\w[\w ]*)\n\nArgs:\n((?: .*\n)+)", text, re.MULTILINE)
+    groups = {title: re.findall(r"^ {4}(\w+): ", entries, re.MULTILINE) for title, entries in sections}
+    assert list(groups) == ["What is read", "Order of the rows", "Ranks", "Resources"]
+    assert "batch_size" in groups["What is read"]
+    assert {"shuffle", "seed", "epochs"} < set(groups["Order of the rows"])
+    assert groups["Ranks"] == ["rank", "world_size", "shard_by", "on_uneven"]
+    assert groups["Resources"] == ["num_threads", "prefetch", "memory_limit", "progress"]
 
 
 @functions
@@ -125,6 +142,7 @@ def test_options_documented_by_a_function_are_kept() -> None:
     assert read.__doc__ is not None
     assert inspect.signature(read).parameters["seed"].default == 3
     before, after = read.__doc__.split("    drop_last: ")
+    assert before.startswith("Reads.\n\nWhat is read\n\nArgs:\n    x: A number.\n\nOrder of the rows\n\nArgs:\n")
     assert before.endswith("    seed: Seed of something else,\n        described on two lines.\n")
     assert after.count("seed:") == 0
     assert after.endswith("(extra `progress`). Defaults to False.\n\nReturns:\n    It.")

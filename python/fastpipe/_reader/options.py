@@ -32,11 +32,9 @@ class Options(OrderOptions, total=False):
         prefetch: Number of batches that are prepared in advance, at least 1. None keeps all threads busy. Doesn't
             change which batches are yielded. Defaults to None.
         memory_limit: Memory for open units and for batches that are not yet yielded, as a number of bytes or as a
-            string with a unit (`"512MB"`, `"1.5GiB"`). None sets no limit. It bounds how far the reader reads ahead,
-            but doesn't change which batches are yielded. Memory of the process itself and of batches that the consumer
-            holds is not included. A single unit that needs more than the limit when it is open raises `LimitError`.
-            Without a limit the process keeps up to 128 MB for later readers, until a reader with a limit starts a pass.
-            Defaults to None.
+            string with a unit (`"512MB"`, `"1.5GiB"`). It bounds how far the reader reads ahead, but doesn't change
+            which batches are yielded. Batches that the consumer holds are not included. A unit that needs more than the
+            limit when it is open raises `LimitError`. Defaults to None: no limit.
         progress: Whether to show a progress bar (extra `progress`). Defaults to False.
     """
 
@@ -58,14 +56,34 @@ _DEFAULTS: dict[str, Any] = {
 }
 _RUNNING = ("num_threads", "prefetch", "memory_limit")
 
+# The headings under which `help` shows the options, which are in this order in signatures, too.
+_GROUPS: dict[str, tuple[str, ...]] = {
+    "Order of the rows": ("shuffle", "shuffle_buffer", "seed", "drop_last", "epochs"),
+    "Ranks": ("rank", "world_size", "shard_by", "on_uneven"),
+    "Resources": ("num_threads", "prefetch", "memory_limit", "progress"),
+}
+_OPTIONS = tuple(name for names in _GROUPS.values() for name in names)
+
 # The place in a function's docstring where the options are inserted.
 _REFERENCE = re.compile(r"^ +\*\*options: .*\n(?: {8,}.*\n)*", re.MULTILINE)
 # An entry of a docstring section: a name and its description.
 _ENTRY = re.compile(r"^ {4}(\w+): .*\n(?: {8,}.*\n)*", re.MULTILINE)
 
+
+def _entries(text: str) -> dict[str, str]:
+    return {entry[1]: entry[0] for entry in _ENTRY.finditer(inspect.cleandoc(text) + "\n")}
+
+
+def _grouped(entries: dict[str, str], section: str) -> str:
+    """Returns a section of a docstring for each group. Parsers of Google style read them as one section."""
+    groups = (f"{title}\n\n{section}:\n" + "".join(map(entries.__getitem__, _GROUPS[title])) for title in _GROUPS)
+    return "\n".join(groups)
+
+
 if Options.__doc__ and OrderOptions.__doc__:  # python -OO removes docstrings.
-    _before, _attributes, _own = Options.__doc__.partition("Attributes:\n")
-    Options.__doc__ = _before + _attributes + OrderOptions.__doc__.partition("Attributes:\n")[2].rstrip(" ") + _own
+    _described = _entries(OrderOptions.__doc__) | _entries(Options.__doc__)
+    _summary = inspect.cleandoc(Options.__doc__.partition("Attributes:\n")[0])
+    Options.__doc__ = f"{_summary}\n\n{_grouped(_described, 'Attributes')}"
 
 
 def takes_options(**defaults: Unpack[Options]) -> Callable[[_Made], _Made]:
@@ -73,7 +91,7 @@ def takes_options(**defaults: Unpack[Options]) -> Callable[[_Made], _Made]:
 
     Type checkers and editors read the options from that annotation. Tools that inspect functions at run time, such as
     `help`, need the signature and docstring. An option that the function's docstring already describes keeps that
-    description.
+    description. The docstring has an Args section for each group of options, with a heading.
 
     Args:
         defaults: Defaults that differ from the usual ones. `Settings` applies them.
@@ -88,22 +106,24 @@ def takes_options(**defaults: Unpack[Options]) -> Callable[[_Made], _Made]:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default={**_DEFAULTS, **defaults}[name],
-                annotation=getattr(annotation, "__forward_arg__", annotation),
+                annotation=getattr(Options.__annotations__[name], "__forward_arg__", Options.__annotations__[name]),
             )
-            for name, annotation in Options.__annotations__.items()
+            for name in _OPTIONS
         ]
         described.__signature__ = signature.replace(parameters=[*own, *options])
         if function.__doc__ and Options.__doc__:  # python -OO removes docstrings.
-            described.__doc__ = _with_options(inspect.cleandoc(function.__doc__), inspect.cleandoc(Options.__doc__))
+            described.__doc__ = _with_options(inspect.cleandoc(function.__doc__), _entries(Options.__doc__))
         return function
 
     return describe
 
 
-def _with_options(text: str, options: str) -> str:
-    said = {entry[1] for entry in _ENTRY.finditer(text)}
-    entries = (entry for entry in _ENTRY.finditer(options + "\n") if entry[1] not in said)
-    return _REFERENCE.sub(lambda _: "".join(entry[0] for entry in entries), text, count=1)
+def _with_options(text: str, options: dict[str, str]) -> str:
+    own = {name: entry for name, entry in _entries(text).items() if name in options}
+    for entry in own.values():
+        text = text.replace(entry, "")
+    text = text.replace("Args:\n", "What is read\n\nArgs:\n", 1)
+    return _REFERENCE.sub(lambda _: "\n" + _grouped(options | own, "Args"), text, count=1)
 
 
 class Settings:

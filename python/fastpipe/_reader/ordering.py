@@ -41,12 +41,11 @@ class OrderOptions(TypedDict, total=False):
             shuffling): each rank reads whole windows, or ranges of the same length. `"block"` (the default with
             `"block"` and `"buffer"`): each rank reads every `world_size`-th unit, in a separate order. `"batch"`: at
             each step the ranks together read the next `world_size` batches, so each rank opens nearly all units.
-        on_uneven: How to handle batches that can't be divided evenly among the ranks. `"drop"` drops them; they are fewer
-            than the ranks, except with `shard_by="block"`, which drops what a rank has in excess of the smallest rank.
-            `"pad"` repeats rows: ranks without a batch get a batch of repeated rows, and all batches are filled up to
-            `batch_size` with rows from all over their units. An extra entry `"valid"`, a bool array [batch_size], is
-            False for repeated rows. `"allow"` gives some ranks more batches, so a program that synchronizes all ranks
-            at each step will hang. With one rank nothing is dropped. Defaults to `"drop"`.
+        on_uneven: How to handle batches that can't be divided evenly among the ranks. `"drop"` (the default) drops them:
+            fewer than the number of ranks or, with `shard_by="block"`, all batches that a rank has in excess of the
+            smallest rank. `"pad"` repeats rows, so that all ranks get equally many full batches. It adds an entry
+            `"valid"`, a bool array [batch_size] that is False for repeated rows. `"allow"` gives some ranks more
+            batches, so a program that synchronizes all ranks at each step will hang. With one rank nothing is dropped.
     """
 
     drop_last: bool

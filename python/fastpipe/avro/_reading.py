@@ -262,38 +262,30 @@ def read_avro(
     the two.
 
     Args:
-        source: A path, a glob (`"data/*.avro"`), a directory (all `*.avro` files below it), or a list of these. Globs
-            support `{a,b}`, and `~` is the home directory. Directories and globs follow links, visit each folder once,
-            and skip files and folders whose names begin with `_` or `.`, since these are not committed. They also skip
-            empty files, with a warning to the logger `fastpipe`. `source` can also be a contiguous buffer with the
-            bytes of a file, or a binary file object, which is read immediately from its position to its end. A list may
-            mix all of these. `bytes` are read in place; other buffers are copied. Files may have different schemas if
-            each file with records has the features. The first file with records decides which symbols enum codes
-            represent.
+        source: A path, a glob (`"data/*.avro"`), a directory (all `*.avro` files below it), a contiguous buffer with
+            the bytes of a file, a binary file object, which is read immediately to its end, or a list of these.
+            Directories and globs skip names that begin with `_` or `.`, and also empty files, with a warning. Each file
+            with records must have all features. The first one decides which symbols enum codes represent.
         features: The spec of each feature to read, by name. Dots name the fields of nested records (`user.age`), and
             the `keys` and `values` of maps (`scores.keys`). The items of arrays add nothing to the name. If the schema
             is not a record, its only feature is `value`. A spec's `field` can set the path instead, so that several
             features can read one field. `infer_features` describes the names of unions of several types.
-        columns: The names of inferred features to read (see `infer_features`), instead of `features`: a list, or one
-            name as a string. A name includes everything nested in it. By default, all inferred features are read. Other
+        columns: The names of inferred features to read, instead of `features`: a list, or one name as a string. A name
+            includes everything nested in it. By default, all features that `infer_features` finds are read. Other
             fields are skipped without being decoded.
         overrides: Specs that replace the inferred specs of some of these features, by name. The name of an array of
             records that is read as a bag replaces all features nested in it. Files are opened twice then: to infer the
             features, and to read them. Not allowed with `features`. Defaults to None: all specs are inferred.
         batch_size: Number of rows per batch.
-        index_cache: A directory that keeps the offsets of all blocks, so that files open faster the next time. True for
-            a directory in the user's cache directory. An entry is keyed by the file's path, size and modification time.
-            It is rebuilt if one of these or the sync marker has changed. A damaged entry is rebuilt with a warning to
-            the logger `fastpipe`. Files modified within the last two seconds are not indexed, because another change
-            might not alter the timestamp. Files up to 64 KiB are not indexed either, because they are read completely
-            with their header. Defaults to None: no cache.
-        reader_schema: A schema to which the schemas of all files are resolved, following the Avro 1.12 specification:
-            JSON text, parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Features then have the names of
-            the reader's schema, and fields that a file lacks get their default. `"union"` merges the schemas of all
-            files: fields that some files lack are nullable, and numbers are promoted. By default, each file is read
-            with its own schema and must have the features, except those with a `fill` value, which replaces fields that
-            later files lack. Columns that the first file with rows lacks are then left out, and one
-            `ColumnsLeftOutWarning` names them and their files.
+        index_cache: A directory that keeps the offsets of all blocks, so that files open faster the next time, or True
+            for a directory in the user's cache directory. An index is rebuilt if its file has changed. Defaults to
+            None: no cache.
+        reader_schema: A schema to which the schemas of all files are resolved, by the rules of Avro 1.12: JSON text,
+            parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Fields that a file lacks get their
+            default. `"union"` merges the schemas of all files: fields that some files lack are nullable, and numbers
+            are promoted. By default, each file is read with its own schema. Later files may lack features that have a
+            `fill` value. Columns that the first file with records lacks are left out, and one `ColumnsLeftOutWarning`
+            names them.
         logical_types: Whether to read dates, times, decimals, UUIDs and durations as such. If False, they are read as
             the values that are stored. Defaults to True.
         on_unsupported: What to do with columns of unsupported types. "warn" (the default) leaves them out, and one
@@ -316,9 +308,8 @@ def read_avro(
         StorageError: If storage fails, a folder can't be read, a file changed, or the directory of the index cache
             can't be written.
         LimitError: If a schema or a header exceeds a limit, such as the number of inferred columns. `iter(reader)`
-            raises it if `memory_limit` is below the minimum; the message gives that minimum and the largest
-            `shuffle_buffer` that would fit. Without `memory_limit`, `iter(reader)` raises it if the order of a window,
-            pool or buffer needs more than half of the memory of the machine or container.
+            raises it if `memory_limit` or, without a limit, half of the memory of the machine or container is too
+            small. The message gives the largest `shuffle_buffer` that fits.
         TypeError: If an argument has the wrong type; the message names the argument.
         ValueError: If arguments exclude each other or are out of range.
 
@@ -380,14 +371,16 @@ def infer_features(
     blocks are skipped, with a warning to the logger `fastpipe`.
 
     Args:
-        source: The files: a path, a glob, a directory, bytes, a binary file object, or a list of these (see
-            `read_avro`).
+        source: A path, a glob, a directory, a contiguous buffer with the bytes of a file, a binary file object, or a
+            list of these. Directories and globs skip names that begin with `_` or `.`, and also empty files, with a
+            warning.
         columns: The columns to infer: a list of at least one name, or one name as a string. A name includes everything
             nested in it. Defaults to None: all columns.
-        index_cache: A directory that keeps the offsets of blocks, or True for the user's cache directory. Defaults to
+        index_cache: A directory that keeps the offsets of all blocks, so that files open faster the next time, or True
+            for a directory in the user's cache directory. An index is rebuilt if its file has changed. Defaults to
             None: no cache.
-        reader_schema: A schema to which the schemas of all files are resolved, or "union" to merge them (see
-            `read_avro`).
+        reader_schema: A schema to which the schemas of all files are resolved: JSON text, parsed JSON, or the path of a
+            file. "union" merges the schemas of all files. By default, the first file's schema is used.
         logical_types: Whether to infer dates, times, decimals, UUIDs and durations as such. Defaults to True.
         on_unsupported: "warn" (the default), "error" or "ignore": what to do with columns of unsupported types.
         partitioning: "hive" (the default) infers columns from folders named like `year=2026`; None ignores the names of

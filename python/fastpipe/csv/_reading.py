@@ -340,23 +340,20 @@ def read_csv(
     the two.
 
     Args:
-        source: A path, a glob, a directory, or a list of these. A directory stands for all `*.csv`, `*.csv.gz` and
-            `*.csv.zst` files below it, or, if there are none, for the corresponding `*.tsv` files. `source` can also be
-            a contiguous buffer with the bytes of a file, or a binary file object. `read_avro` describes the rules for
-            paths. Files may have different column orders and additional columns.
+        source: A path, a glob, a directory, a contiguous buffer with the bytes of a file, a binary file object, which
+            is read immediately to its end, or a list of these. A directory stands for all `*.csv`, `*.csv.gz` and
+            `*.csv.zst` files below it, or, if there are none, for the corresponding `*.tsv` files. Directories and
+            globs skip names that begin with `_` or `.`, and also empty files, with a warning. Files may have different
+            column orders and additional columns.
         features: The spec of each feature to read, by name: `DenseSpec((), dtype)` of any number, bool, datetime64,
             "string" or "bytes"; `VocabularySpec` or `HashSpec` to read text as indices. A spec's `field` names the
             column, if it differs from the feature's name.
         columns: The names of inferred columns to read, instead of `features`: a list, or one name as a string. By
-            default, all columns are read.
-
-            Types are inferred from all rows up to 16 MiB, or else from 64 chunks spread over the files. The types are
-            bool (true, false), int64, uint64, float64 (NaN for null), datetime64[D] (2024-02-29), and datetime64[us] or
-            [ns] (2024-02-29T12:30:00.5Z; a blank may replace T, and an offset may replace Z). All other columns are
-            strings, including numbers with leading zeros and integers that would be rounded, unless `overrides` or
-            `features` sets another type. Null times are NaT. Integers and bools are masked if any row of the files has
-            a null in that column; the scan for rows finds these nulls. Columns without any value are float64. If a
-            later field has another type, `ValueRangeError` gives its location and the argument to pass.
+            default, all columns are read. Types are inferred from all rows up to 16 MiB, or else from 64 chunks spread over the files: bool, int64, uint64,
+            float64 (NaN for null), datetime64 in days, us or ns (NaT for null), or strings. Numbers with leading zeros,
+            and integers that would be rounded, are strings. Integers and bools are masked if any row of the files has a
+            null in that column. Columns without any value are float64. If a later field has another type,
+            `ValueRangeError` gives its location and the argument to pass.
         overrides: Specs that replace the inferred specs of some of these columns, by name. Not allowed with `features`.
             Defaults to None: all specs are inferred.
         batch_size: Number of rows per batch.
@@ -370,12 +367,11 @@ def read_csv(
         null_values: The fields that are null in columns of numbers, bools and times. Strings and bytes are read
             literally, unless their spec has `on_null="mask"` or `"fill"`.
         on_ragged: What to do with a row that has more or fewer fields than columns. "error" (the default) raises
-            `MalformedFileError`; "skip" ignores the row. The logger `fastpipe` has the count of skipped rows, and
-            `RowsLeftOutWarning` says if they are more than a tenth. To count them, the files are scanned a second time,
-            which takes about a fifth of the time of the first scan, or as long as decompression.
-        index_cache: A directory that keeps the offsets of all rows, so that files open faster the next time. True for a
-            directory in the user's cache directory. `read_avro` describes when an index is rebuilt. Defaults to None:
-            no cache.
+            `MalformedFileError`; "skip" ignores the row. The logger `fastpipe` has the count of skipped rows, for which
+            the files are scanned a second time.
+        index_cache: A directory that keeps the offsets of all rows, so that files open faster the next time, or True
+            for a directory in the user's cache directory. An index is rebuilt if its file has changed. Defaults to
+            None: no cache.
         **options: See `fastpipe.typing.Options`.
 
     Returns:
