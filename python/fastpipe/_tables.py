@@ -159,9 +159,10 @@ def from_arrays(
 
     Args:
         arrays: A dict from name to NumPy array `[rows, *shape]` or batch form (`Ragged`, `Strings`, `Masked`, `Sparse`,
-            `SparseCSR`), all with the same number of rows. Arrays are not copied if Arrow uses the same memory layout
-            (see `to_arrow`), so don't modify them while they are read.
-        features: The spec of each feature, by name (see `from_arrow`). Inferred by default.
+            `SparseCSR`), all with the same number of rows. Don't modify arrays while they are read: they are not copied
+            if Arrow uses the same memory layout.
+        features: The spec of each feature, by name. Inferred from the arrays by default: an array is dense with its
+            dtype and shape, and batch forms are read as they are.
         columns: The arrays to read: a list of at least one name, or one name as a string. Defaults to None: all arrays.
         overrides: Specs that replace some of the inferred specs, by name. Not allowed with `features`. Defaults to
             None: all specs are inferred.

@@ -33,7 +33,8 @@ class MessageDecoder:
             `framing="single-object"`, it can also be a list of schemas or a mapping whose values are schemas; pass a
             union as JSON text then. With `framing="registry"`, it is a mapping from ID to schema, or a function that
             returns the schema of an ID and is called once per ID.
-        features: The spec of each feature to decode, by name (see `read_avro`).
+        features: The spec of each feature to decode, by name. Dots name the fields of nested records (`user.age`), and
+            the `keys` and `values` of maps. If the schema is not a record, its only feature is `value`.
         columns: The names of inferred features to decode, instead of `features`: a list, or one name as a string. By
             default, the whole first schema is decoded. A schema doesn't contain the lengths of arrays, so arrays are
             inferred as ragged; use `overrides` to give them a fixed shape.
@@ -201,8 +202,11 @@ def decode_messages(
 
     Args:
         messages: One contiguous buffer of bytes for each message, or `Strings` of bytes from a batch.
-        schema: The writer's schema, or with `framing` the schemas of messages (see `MessageDecoder`).
-        features: The spec of each feature to decode, by name (see `read_avro`).
+        schema: The writer's schema: JSON text, the name of a primitive type, or parsed JSON. With
+            `framing="single-object"`, it can also be several schemas. With `framing="registry"`, it is a mapping from
+            ID to schema, or a function that returns the schema of an ID.
+        features: The spec of each feature to decode, by name. Dots name the fields of nested records (`user.age`), and
+            the `keys` and `values` of maps. If the schema is not a record, its only feature is `value`.
         columns: The names of inferred features to decode, instead of `features`: a list, or one name as a string.
             Defaults to None: the whole first schema.
         overrides: Specs that replace the inferred specs of some of these features, by name. Not allowed with

@@ -34,7 +34,8 @@ def DecimalSpec(
             for up to 38 digits. "float64" reads the nearest number. `to_decimals` converts the first two to Python
             decimals. Defaults to "int64".
         scale: Number of decimal places for "int64" and "pairs", at least the field's scale.
-        on_null: How to read nulls: "error", "mask" or "fill"; see `DenseSpec`. Defaults to "error".
+        on_null: How to read nulls: "error" raises `NullValueError`, "mask" wraps the values in `Masked`, and "fill"
+            replaces nulls with the fill value. Defaults to "error".
         fill: Value that replaces nulls, in units of `10**-scale`. Not supported with "pairs".
         field: Path of the field to read. Defaults to the feature's name.
 

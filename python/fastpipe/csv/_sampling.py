@@ -464,7 +464,8 @@ def sample_csv(
     are a pure function of the seed and the files.
 
     Args:
-        source: The files: paths, globs, directories, bytes or binary file objects (see `read_csv`). With
+        source: Paths, globs, directories, contiguous buffers with the bytes of a file, or binary file objects.
+            Directories and globs skip names that begin with `_` or `.`, and also empty files, with a warning. With
             `method="stream"`, one path, which may be a pipe (`/dev/stdin`), a binary file object, bytes, or an iterable
             of bytes.
         rows: The number of rows to draw, up to 2^31. Without `replace`, at most the number of rows in the files.

@@ -95,12 +95,13 @@ def iterator(
         framework: `"torch"` or `"cupy"`. Defaults to None, which chooses PyTorch, or CuPy if PyTorch isn't installed.
         distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything, as in
             an evaluation on all ranks. Defaults to True.
-        ragged: Type of ragged features, as in `fastpipe.torch.tensors`. CuPy supports only `"offsets"`, the default.
-        sparse: Type of sparse features, as in `fastpipe.torch.tensors`, for PyTorch only. For `"csr"` and `"bag"`, set
-            `layout="csr"` in the reader's `SparseSpec`. Otherwise offsets are computed and copied separately. Defaults
-            to `"coo"`.
-        strings: Type of string features, as in `fastpipe.torch.tensors`, for PyTorch only. Lists stay in host memory.
-            Defaults to `"tensors"`.
+        ragged: "offsets" for values and offsets, or "nested" for nested tensors, which CuPy doesn't support. Defaults
+            to "offsets".
+        sparse: "coo" for COO tensors, "csr" for CSR tensors, or "bag" for the inputs of `torch.nn.EmbeddingBag`, for
+            PyTorch only. For "csr" and "bag", set `layout="csr"` in the reader's `SparseSpec`. Otherwise offsets are
+            computed and copied separately. Defaults to "coo".
+        strings: "tensors" for the bytes and offsets of strings, or "lists" for lists of Python strings in host memory,
+            for PyTorch only. Defaults to "tensors".
 
     Raises:
         DeviceError: If the GPU or its driver isn't available.

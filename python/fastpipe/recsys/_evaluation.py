@@ -91,7 +91,8 @@ def evaluation_candidates(
         seed: Seed of the draws, 0 to 2^64 - 1. Defaults to 0.
         repeats: Whether negatives are drawn independently; repeated items are then marked as invalid. False draws
             different items. Defaults to True.
-        sampling: `"uniform"` (the default) or `"popularity"`: how unseen items are weighted (see `read_interactions`).
+        sampling: `"uniform"` (the default): all unseen items are equally likely. `"popularity"`: items are drawn in
+            proportion to `item_counts ** power`.
         power: The exponent of the popularity, 0 or more. Defaults to 0.75.
 
     Returns:
@@ -140,7 +141,8 @@ def hit_rate(candidates: Candidates, scores: Any, k: int = 10) -> float:
         k: The number of top candidates, at least 1. Defaults to 10.
 
     Raises:
-        ValueError: If the scores are invalid (see `Candidates.ranks`), or `k` is out of range.
+        ValueError: If the scores have another shape than the candidates, are not real numbers, or include NaN for a
+            valid candidate, or if `k` is out of range.
 
     Example:
         >>> import fastpipe
@@ -164,7 +166,8 @@ def ndcg(candidates: Candidates, scores: Any, k: int = 10) -> float:
         k: The number of top candidates, at least 1. Defaults to 10.
 
     Raises:
-        ValueError: If the scores are invalid (see `Candidates.ranks`), or `k` is out of range.
+        ValueError: If the scores have another shape than the candidates, are not real numbers, or include NaN for a
+            valid candidate, or if `k` is out of range.
 
     Example:
         >>> import fastpipe

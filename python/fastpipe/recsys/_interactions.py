@@ -250,7 +250,7 @@ class Interactions:
         """Creates interactions from Avro files with one record per interaction.
 
         Args:
-            source: The paths of the files (see `read_avro`).
+            source: A path, a glob, a directory (all `*.avro` files below it), or a list of these.
             user: The column of user IDs: integers, strings, bytes or an enum. Logical types such as uuid are read as
                 the values that are stored.
             item: The column of item IDs, with the same types.

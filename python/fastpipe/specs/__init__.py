@@ -203,12 +203,15 @@ class RaggedSpec(Spec):
         shape: Shape of one row: None for a ragged dimension, a number for an exact one. At least one dimension must be
             None. Numbers after the last None are dimensions of the values. A number before it is a level of `Ragged`
             whose rows all have that length.
-        dtype: Dtype of the items; see `DenseSpec`.
-        on_null: How to read nulls at each level that the schema allows to be null: "error", "mask" or "fill"; see
-            `DenseSpec`. "fill" replaces a null array with an empty one. Defaults to "error".
+        dtype: Dtype of the items: bool, integers, floats, datetime64 or timedelta64 as for `numpy.dtype`, "string" or
+            "bytes".
+        on_null: How to read nulls at each level that the schema allows to be null: "error" raises `NullValueError`,
+            "mask" wraps the values in `Masked`, and "fill" replaces a null array with an empty one, and null items with
+            the fill value. Defaults to "error".
         fill: Value that replaces null items. Implies `on_null="fill"`.
         field: Path of the field to read. Defaults to the feature's name.
-        scale: Number of decimal places, for decimals that are read as integers; see `DenseSpec`.
+        scale: Number of decimal places, -76 to 76, to read decimals as integers in units of 10**-scale. Defaults to
+            None, which reads decimals as floats.
         length: Whether to read the number of items instead of their values. `RaggedSpec((None,), "int64", length=True)`
             counts the items of arrays within arrays. Defaults to False.
 
@@ -247,15 +250,16 @@ class SparseSpec(Spec):
     Args:
         shape: Shape of one row, without the batch dimension. None stands for a dimension whose size is the largest
             index in the batch plus 1.
-        dtype: Dtype of the values; see `DenseSpec`.
+        dtype: Dtype of the values: bool, integers or floats, as for `numpy.dtype`.
         layout: "coo" for `Sparse`, or "csr" for `SparseCSR(offsets, indices, values, dense_shape)`. Defaults to "coo".
-        on_null: How to read nulls: "error", "mask" or "fill"; see `DenseSpec`. "fill" replaces a null record with one
-            without entries. Defaults to "error".
+        on_null: How to read nulls: "error" raises `NullValueError`, "mask" wraps the values in `Masked`, and "fill"
+            replaces a null record with one without entries. Defaults to "error".
         fill: Value that replaces null values. Implies `on_null="fill"`.
         check_indices: Whether an index outside of the shape raises `ValueRangeError`. False trusts the file. Defaults
             to True.
         field: Path of the record to read. Defaults to the feature's name.
-        scale: Number of decimal places, for decimal values that are read as integers; see `DenseSpec`.
+        scale: Number of decimal places, -76 to 76, to read decimals as integers in units of 10**-scale. Defaults to
+            None, which reads decimals as floats.
 
     Raises:
         ValueError: If a dimension, a dtype, the layout or the fill value is invalid, or if there are more than 128

@@ -319,7 +319,8 @@ class HashSpec(LookupSpec):
         dtype: Integer dtype of indices that are values. Defaults to "int64".
         values: Dtype of a bag's values. Defaults to their type in the first file.
         layout: Layout of a bag: "coo" for `Sparse`, or "csr" for `SparseCSR`. Defaults to "coo".
-        on_null: How to read nulls: "error", "mask" or "fill"; see `VocabularySpec`. Defaults to "error".
+        on_null: How to read nulls: "error" raises `NullValueError`, "mask" wraps the values in `Masked`, and "fill"
+            replaces a null string with `fill`, and a null bag with an empty one. Defaults to "error".
         fill: Index that replaces a null string. Implies `on_null="fill"`.
 
     Raises:

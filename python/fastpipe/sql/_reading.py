@@ -329,7 +329,7 @@ def read_sql(
         materialize: A directory, to which the result is written once as Parquet files that are then read. An existing
             result of the same query, parameters and database is used without checking whether the data changed. A
             database in memory is the same only for the same connection. Defaults to None: the database is read.
-        features: The spec of each feature, by name (see `from_arrow`). By default, features are inferred from the
+        features: The spec of each feature, by name: the name of a column. By default, features are inferred from the
             column types. Columns that may contain NULLs, according to the database, have `on_null="mask"`.
         columns: The columns to read: a list of at least one name, or one name as a string. Defaults to None: all
             columns.
@@ -416,7 +416,9 @@ def partition_sql(
 
     Args:
         query: A SELECT statement in the database's dialect.
-        connection: The database: a URL, an Engine, a connection, or a function that returns one (see `read_sql`).
+        connection: A URL (`postgresql://user@host/database`, `sqlite:///path.db`, `duckdb:///path.db`,
+            `mysql+pymysql://…`), a SQLAlchemy Engine, a duckdb connection, or a function that returns an Engine or an
+            ADBC connection.
         parameters: The values of the query's placeholders. Defaults to None.
         by: The columns of the result in whose order the query is split. By default, they are chosen automatically.
         num_partitions: The number of partitions, 1 to 65,536. Defaults to "auto".

@@ -157,11 +157,14 @@ def shuffle_report(
     `read_avro` does and then takes a few seconds, or up to two minutes if the buffer has millions of rows.
 
     Args:
-        source: Files, as in `read_avro`.
+        source: Avro files: a path, a glob, a directory, a contiguous buffer with the bytes of a file, a binary file
+            object, or a list of these. Directories and globs skip names that begin with `_` or `.`, and also empty
+            files, with a warning.
         batch_size: Number of rows per batch.
-        shuffle: The order, as in `read_avro`. False reports on the files without shuffling. Defaults to True.
-        shuffle_buffer: Number of rows in a window, pool or buffer, as in `read_avro`. Defaults to the default of
-            `read_avro`.
+        shuffle: Order of the rows: True or `"window"`, `"block"` or `"buffer"`. False reports on the files without
+            shuffling. Defaults to True.
+        shuffle_buffer: Number of rows in a window, pool or buffer, 1 to 2^31. Defaults to the rows of 16 batches or of
+            64 average blocks, the larger of the two.
         seed: Seed of the shuffle. It matters little, unless the dataset has only a few blocks. Defaults to 0.
         epoch: The epoch to sample. Defaults to 0.
         max_batches: Maximum number of batches to sample. Fewer are sampled if their rows would exceed 2^25 in total,

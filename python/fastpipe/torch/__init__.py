@@ -112,9 +112,11 @@ def dataset(
             Defaults to None.
         distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything, as in
             an evaluation on all ranks. Defaults to True.
-        ragged: Type of ragged features, "offsets" or "nested". See `tensors`. Defaults to "offsets".
-        sparse: Type of sparse features, "coo", "csr" or "bag". See `tensors`. Defaults to "coo".
-        strings: Type of string features, "tensors" or "lists". See `tensors`. Defaults to "tensors".
+        ragged: "offsets" for `Jagged(values, offsets)`, or "nested" for nested tensors. Defaults to "offsets".
+        sparse: "coo" for COO tensors, "csr" for CSR tensors, or "bag" for the inputs of `torch.nn.EmbeddingBag`.
+            Defaults to "coo".
+        strings: "tensors" for the bytes and offsets of strings, or "lists" for lists of Python strings. Defaults to
+            "tensors".
 
     Raises:
         TypeError: If `reader` isn't a reader, `map` isn't callable, or `select` contains anything but names, lists and

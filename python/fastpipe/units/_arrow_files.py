@@ -350,12 +350,14 @@ def read_arrow(
     When rows are shuffled, `shuffle_buffer` defaults to the rows of 256 MiB of record batches.
 
     Args:
-        source: A path, a glob, a directory (all files below it that end in `.arrow`, or else in `.feather`, or else in
-            `.ipc`), or a list of these. `read_avro` describes the rules for paths.
-        features: The spec of each feature, by name (see `from_arrow`). By default, features come from the specs in the
-            files' metadata if fastpipe wrote all files with the same specs, or else from the column types, which must
-            be the same in all files. In local files of up to 256 MiB in total, columns that contain nulls have
-            `on_null="mask"`. In other files, all nullable columns do.
+        source: A path, a glob (`**` for any depth), a directory (all files below it that end in `.arrow`, or else in
+            `.feather`, or else in `.ipc`), or a list of these. Directories and globs skip names that begin with `_` or
+            `.`, and also empty files, with a warning.
+        features: The spec of each feature, by name: the path of a column, with dots between the names of nested fields.
+            By default, features come from the specs in the files' metadata if fastpipe wrote all files with the same
+            specs, or else from the column types, which must be the same in all files: lists are ragged, fixed-size
+            lists are dense, and other structs have a feature for each field. In local files of up to 256 MiB in total,
+            columns that contain nulls have `on_null="mask"`. In other files, all nullable columns do.
         columns: The columns to read: a list of at least one name, or one name as a string. A name includes everything
             nested in it. Defaults to None: all columns.
         overrides: Specs that replace some of the specs that `features` has by default, by name. Not allowed with

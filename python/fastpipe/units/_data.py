@@ -431,10 +431,12 @@ def read_units(
     While reading, the reader also raises the exceptions of `units.read` unchanged.
 
     Args:
-        units: The source, with `schema`, `rows`, `read(unit)` and `fingerprint()` (see `Units`).
-        features: The spec of each feature, by name (see `from_arrow`). By default, features come from the specs in the
-            metadata of a `pyarrow.Schema` that fastpipe created, or else from the types of the schema. Columns that are
-            nullable in the schema have `on_null="mask"`.
+        units: An object with the attributes `schema` and `rows` and the methods `read(unit)` and `fingerprint()`, which
+            `Units` describes.
+        features: The spec of each feature, by name: the path of a column, with dots between the names of nested fields.
+            By default, features come from the specs in the metadata of a `pyarrow.Schema` that fastpipe created, or
+            else from the types of the schema: lists are ragged, fixed-size lists are dense, and other structs have a
+            feature for each field. Columns that are nullable in the schema have `on_null="mask"`.
         columns: The columns to read: a list of at least one name, or one name as a string. A name includes everything
             nested in it. Defaults to None: all columns.
         overrides: Specs that replace some of the specs that `features` has by default, by name. Not allowed with

@@ -396,11 +396,13 @@ def read_parquet(
 
     Args:
         source: A path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet`, or else in
-            `.pq`), or a list of these. `read_avro` describes the rules for paths.
-        features: The spec of each feature, by name (see `from_arrow`). By default, features come from the specs in the
-            files' metadata if fastpipe wrote all files with the same specs, or else from the column types, which must
-            be the same in all files. Columns have `on_null="mask"` unless the files' statistics show that there are no
-            nulls.
+            `.pq`), or a list of these. Directories and globs skip names that begin with `_` or `.`, and also empty
+            files, with a warning.
+        features: The spec of each feature, by name: the path of a column, with dots between the names of nested fields.
+            By default, features come from the specs in the files' metadata if fastpipe wrote all files with the same
+            specs, or else from the column types, which must be the same in all files: lists are ragged, fixed-size
+            lists are dense, and other structs have a feature for each field. Columns have `on_null="mask"` unless the
+            files' statistics show that there are no nulls.
         columns: The columns to read: a list of at least one name, or one name as a string. A name includes everything
             nested in it. Other columns aren't read from storage. Defaults to None: all columns.
         overrides: Specs that replace some of the specs that `features` has by default, by name. Not allowed with

@@ -234,8 +234,8 @@ def fill(
     thread and a stream of the device copy the other one. Host memory stays within `memory`.
 
     Args:
-        source: CSV files, as in `read_csv`, or a reader of any source without ranks. A reader's features, threads and
-            index are used, but its order isn't.
+        source: CSV files (a path, a glob, a directory, or a list of these), or a reader of any source without ranks. A
+            reader's features, threads and index are used, but its order isn't.
         devices: GPUs such as `"cuda:0"`, each at most once, or `"cpu"`, any number of times, for memory of this
             process.
         rows: Number of rows on each device. Defaults to None, which fills the memory or uses up the dataset.
@@ -264,7 +264,8 @@ def fill(
             CuPy if PyTorch isn't installed. With `"torch"`, `"cpu"` devices contain tensors as well.
         index_cache: Directory in which the indexes of files are kept, or True for the user's cache
             directory. Defaults to None, which keeps none. Not supported for readers.
-        num_threads: Number of threads that read files, as in `read_csv`. Not supported for readers. Defaults to "auto".
+        num_threads: Number of threads that read files, 1 to 4096, or `"auto"`. Not supported for readers. Defaults to
+            "auto".
         progress: Whether to show a progress bar. Defaults to False.
 
     Returns:
