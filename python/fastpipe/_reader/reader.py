@@ -844,7 +844,7 @@ class Reader:
         """Returns where a row of a batch comes from. Reads no data.
 
         Args:
-            step: Index of the batch, as in `batch_at`.
+            step: Index of the batch in the epoch, from 0.
             row: Index of the row within the batch.
             epoch: Epoch of the batch, 0 to 2^62. Defaults to the reader's `epoch`.
 
@@ -855,7 +855,8 @@ class Reader:
             IndexError: If the batch or row doesn't exist. Negative indices are not supported.
             TypeError: If an index or the epoch isn't an integer.
             ValueError: If the epoch is out of range.
-            LimitError: If the order needs more memory than the limit, as in `batch_at`.
+            LimitError: If the order needs more memory than `memory_limit` or, without a limit, half of the memory of
+                the machine or container.
 
         Example:
             >>> import fastpipe

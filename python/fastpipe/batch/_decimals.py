@@ -28,7 +28,7 @@ def DecimalSpec(
     """Returns the `DenseSpec` or `RaggedSpec` that reads decimals.
 
     Args:
-        shape: Shape of one row, as for `DenseSpec` or, with None dimensions, `RaggedSpec`. Defaults to a scalar.
+        shape: Shape of one row, `()` for a scalar. A None dimension is ragged. Defaults to a scalar.
         values: Representation of the decimals. "int64" reads integers in units of `10**-scale`, exact up to 18 digits
             and checked beyond. "pairs" reads int64 of shape `[..., 2]`, the lower and then the upper half of 128 bits,
             for up to 38 digits. "float64" reads the nearest number. `to_decimals` converts the first two to Python

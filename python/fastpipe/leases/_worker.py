@@ -31,7 +31,7 @@ class StepOfEpoch(NamedTuple):
 
     Attributes:
         epoch: Index of the epoch, from 0.
-        step: Index of the batch in its epoch, from 0, as in `Reader.batch_at`.
+        step: Index of the batch in its epoch, from 0.
     """
 
     epoch: int

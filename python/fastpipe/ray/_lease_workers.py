@@ -43,7 +43,7 @@ class Result(NamedTuple):
 
     Attributes:
         epoch: Epoch of the batch.
-        step: Index of the batch in its epoch, as in `Reader.batch_at`.
+        step: Index of the batch in its epoch, from 0.
         worker_name: Name of the worker that processed the batch.
         value: The return value.
     """
@@ -228,8 +228,8 @@ class LeaseWorkers:
 
     Args:
         reader: Reader of the whole order, with a seed if it shuffles. It is pickled, so no pass may be active.
-        ledger_url: URL of the ledger, as in `Reader.lease`. An SQLite file works only if all Ray nodes are on this
-            machine.
+        ledger_url: URL of the ledger: `sqlite:///path` or `postgresql://…`. An SQLite file works only if all Ray nodes
+            are on this machine.
         consume: Function that is called with each batch, in the worker's process. Its return value is a result if
             it isn't None. The batch is committed after the pool has the result. A class is instantiated once for each
             worker, and the instance is called.

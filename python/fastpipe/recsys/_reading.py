@@ -280,7 +280,7 @@ def read_interactions(
         **options: See `fastpipe.typing.Options`.
 
     Returns:
-        A `Reader` like that of `read_avro`, with states, ranks, `batch_at`, `locate` and `stats`. Adapters accept it.
+        A `Reader`, with states, ranks, `batch_at`, `locate` and `stats`. Adapters accept it.
 
     Raises:
         UnseenItemsError: If a user has too few unseen items. It names the user.

@@ -39,7 +39,7 @@ class Vocabulary:
     a file it contains the path and a digest instead, and unpickling reads the file again.
 
     Args:
-        keys: A list of keys, a dict from key to index, or the path of a text file; see `VocabularySpec`.
+        keys: A list of keys, a dict from key to index, or the path of a text file.
 
     Attributes:
         path: Path of the file that the vocabulary was read from, or None.
