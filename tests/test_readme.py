@@ -38,11 +38,20 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(request: pytest.FixtureRequest, written: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a fresh folder with the files for each page. All examples of the page share it."""
-    folder = tmp_path_factory.mktemp(request.param.stem)
-    shutil.copytree(written, folder, dirs_exist_ok=True)
-    return folder
+def folders() -> dict[Path, Path]:
+    """Returns the folder of each page that has run an example."""
+    return {}
+
+
+@pytest.fixture
+def page(
+    request: pytest.FixtureRequest, written: Path, folders: dict[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Returns a folder with the files for each page. All examples of the page share it."""
+    if request.param not in folders:
+        folders[request.param] = tmp_path_factory.mktemp(request.param.stem)
+        shutil.copytree(written, folders[request.param], dirs_exist_ok=True)
+    return folders[request.param]
 
 
 def _name(page: Path) -> str:
