@@ -74,6 +74,15 @@ def data_iter(
         SchemaError: If a feature doesn't exist or isn't numeric.
         TypeError: If an argument has the wrong type.
         ValueError: If a pass of the reader has several epochs, or no feature is left.
+
+    Example:
+        >>> import xgboost
+        >>> import fastpipe
+        >>> import fastpipe.xgboost
+        >>> reader = fastpipe.read_avro("data/*.avro", columns=["user.age", "label"], batch_size=1024)
+        >>> matrix = xgboost.QuantileDMatrix(fastpipe.xgboost.DataIter(reader, label="label"))
+        >>> matrix.num_row(), matrix.num_col()
+        (6144, 1)
     """
     return DataIter(
         reader,

@@ -122,7 +122,7 @@ def iterator(
         >>> reader = fastpipe.read_avro("data/*.avro", columns=["clicked_items"], batch_size=1024, drop_last=True)
         >>> @jax.jit
         ... def items_of_rows(items):
-        ...     return jax.ops.segment_sum(items.mask, items.segment_ids, num_segments=1024)
+        ...     return jax.ops.segment_sum(items.mask.astype("int32"), items.segment_ids, num_segments=1024)
         >>> for batch in fastpipe.jax.iterator(reader, pad_ragged=True):
         ...     counts = items_of_rows(batch["clicked_items"])
         >>> counts.shape

@@ -74,6 +74,15 @@ def dataset(
     An error while reading fails the `next` that encounters it, and ends the iteration. It is raised as
     `tf.errors.InvalidArgumentError` if fastpipe raises `ValueError`, as `tf.errors.NotFoundError` for a missing file,
     and otherwise as `tf.errors.UnknownError`. The message is fastpipe's.
+
+    Example:
+        >>> import fastpipe
+        >>> import fastpipe.tf
+        >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
+        >>> for batch in fastpipe.tf.dataset(reader):
+        ...     shape = batch["label"].shape
+        >>> shape
+        TensorShape([1024])
     """
     passes = shard_of_this_rank(passes_of(reader), distributed=distributed, framework=_world(input_context))
     if passes.shows_progress:

@@ -123,6 +123,15 @@ def dataset(
             tuples.
         ValueError: If `select` names an unknown feature, or a type is unknown. The first use raises it if ranks would
             divide a shuffled reader that has no `seed`, or if RANK or WORLD_SIZE isn't a number.
+
+    Example:
+        >>> import fastpipe
+        >>> import fastpipe.torch
+        >>> reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)
+        >>> for embeddings, label in fastpipe.torch.IterableDataset(reader, select=("user_embedding", "label")):
+        ...     shape, dtype = tuple(embeddings.shape), label.dtype
+        >>> shape, dtype
+        ((1024, 64), torch.float32)
     """
     return IterableDataset(
         reader, select=select, map=map, distributed=distributed, ragged=ragged, sparse=sparse, strings=strings

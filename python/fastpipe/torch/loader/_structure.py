@@ -51,7 +51,14 @@ def _collate_fields(batch: list[Any], *, collate_fn_map: dict[Any, Callable[...,
 
 
 def collate(batch: list[Any]) -> Any:
-    """Collates like `torch.utils.data.default_collate`, and supports data classes as well."""
+    """Collates like `torch.utils.data.default_collate`, and supports data classes as well.
+
+    Example:
+        >>> import torch
+        >>> from fastpipe.torch.loader import collate
+        >>> collate([{"x": 1.0}, {"x": 2.0}])
+        {'x': tensor([1., 2.], dtype=torch.float64)}
+    """
     with_fields = {**torch_collate.default_collate_fn_map, _AnyDataClass: _collate_fields}
     return torch_collate.collate(batch, collate_fn_map=with_fields)
 
