@@ -55,10 +55,16 @@ def dataset(reader: Reader, *, epoch: int = 0, num_blocks: int | None = None, **
         ValueError: If a number is out of range, or Arrow can't represent a name or size.
 
     Example:
-        >>> reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)  # doctest: +SKIP
-        >>> ds = fastpipe.ray.dataset(reader, epoch=3)  # doctest: +SKIP
-        >>> for batch in ds.iter_batches(batch_size=256, batch_format="pyarrow"):  # doctest: +SKIP
-        ...     ...
+        >>> import os
+        >>> import fastpipe, fastpipe.ray
+        >>> import ray
+        >>> _ = ray.init(num_cpus=2, log_to_driver=False)
+        >>> files = os.path.abspath("data/*.avro")  # the workers of Ray may have another working directory
+        >>> reader = fastpipe.read_avro(files, columns=["label"], batch_size=1024, shuffle=True, seed=7)
+        >>> ds = fastpipe.ray.dataset(reader, epoch=3)
+        >>> sum(batch.num_rows for batch in ds.iter_batches(batch_size=256, batch_format="pyarrow"))
+        6144
+        >>> ray.shutdown()
     """
     passes = whole_reader(
         reader,

@@ -246,11 +246,15 @@ class LeaseWorkers:
         ValueError: If a number is too small.
 
     Example:
-        >>> ray.init(num_cpus=2)  # doctest: +SKIP
-        >>> reader = fastpipe.from_arrays({"id": np.arange(100)}, batch_size=10)  # doctest: +SKIP
-        >>> with LeaseWorkers(reader, "sqlite:///ledger.db", lambda batch: batch["id"].sum()) as pool:  # doctest: +SKIP
-        ...     sum(result.value for result in pool)
+        >>> import numpy as np
+        >>> import fastpipe, fastpipe.ray
+        >>> import ray
+        >>> _ = ray.init(num_cpus=2, log_to_driver=False)
+        >>> reader = fastpipe.from_arrays({"id": np.arange(100)}, batch_size=10)
+        >>> with fastpipe.ray.LeaseWorkers(reader, "sqlite:///ledger.db", lambda batch: batch["id"].sum()) as pool:
+        ...     int(sum(result.value for result in pool))
         4950
+        >>> ray.shutdown()
     """
 
     def __init__(

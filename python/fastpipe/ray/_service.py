@@ -225,11 +225,15 @@ def serve(
         ValueError: If a number is out of range.
 
     Example:
-        >>> ray.init(num_cpus=2)  # doctest: +SKIP
-        >>> reader = fastpipe.from_arrays({"id": np.arange(100)}, batch_size=10)  # doctest: +SKIP
-        >>> with fastpipe.ray.serve(reader) as service:  # doctest: +SKIP
-        ...     sum(batch["id"].sum() for batch in service.connect())
+        >>> import numpy as np
+        >>> import fastpipe, fastpipe.ray
+        >>> import ray
+        >>> _ = ray.init(num_cpus=2, log_to_driver=False)
+        >>> reader = fastpipe.from_arrays({"id": np.arange(100)}, batch_size=10)
+        >>> with fastpipe.ray.serve(reader) as service:
+        ...     int(sum(batch["id"].sum() for batch in service.connect()))
         4950
+        >>> ray.shutdown()
     """
     return Service(reader, num_servers=num_servers, actor_options=actor_options, token=token, **options)
 
