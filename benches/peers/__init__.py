@@ -1,10 +1,10 @@
 """The readers that are compared, each in a separate process and environment.
 
-One family a file: `ours` (fastpipe), `records` (fastavro), `frames` (polars, polars-avro, jetliner, DuckDB,
-arrow-avro), `tensors` (AvroTensorDataset and AvroRecordDataset of tensorflow-io), `parquet` (readers of Parquet files)
-and `sql` (readers of databases). `worker` runs in the reader's process, `process` is the driver's end of it,
-`environments` makes the environments. This module only names the readers: the drivers import it, and so do the workers,
-whose environments lack one another's libraries.
+There is one file for each family: `ours` (fastpipe), `records` (fastavro), `frames` (polars, polars-avro, jetliner,
+DuckDB, arrow-avro), `tensors` (AvroTensorDataset and AvroRecordDataset of tensorflow-io), `parquet` (readers of Parquet
+files) and `sql` (readers of databases). `worker` runs in the reader's process, `process` controls it from the driver,
+and `environments` creates the environments. This module only lists the readers and imports none of their libraries,
+because both the drivers and the workers of all environments import it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["READERS", "Peer", "Reader"]
 
 @dataclass(frozen=True)
 class Reader:
-    """A way to read a file that is measured.
+    """One measured way to read a file.
 
     Attributes:
-        worker: Module of this package and class, as `module:Class`.
-        env: A key of `environments.PINS`; None: the driver's own.
-        gives: What a pass yields.
-        peer: Whose reader it is. A peer counts with the fastest of its readers.
+        worker: The worker class and its module in this package, as `module:Class`.
+        env: A key of `environments.PINS`, or None for the driver's environment.
+        gives: The type of the results, as tables show it.
+        peer: The library that the reader belongs to. The fastest reader of a peer counts.
         shuffles: Whether it can return the rows in a shuffled order.
-        part: It reads only the first records, one in this many of them, and rates are compared.
-        only: The cells of `compare.py` that it takes part in; empty: all of them.
-        name: What tables call it.
+        part: The reader reads only the first 1/`part` of the records; rates are compared.
+        only: The cells of `compare.py` that it is measured in. Empty for all cells.
+        name: Its name in tables.
     """
 
     worker: str
@@ -42,7 +42,7 @@ class Reader:
 
 
 NEVER = ("none",)
-"""No cell: other benches have it."""
+"""No cell of `compare.py`: only other benches use the reader."""
 TENSORS, NUMPY, RECORDS = "tensors", "NumPy batches", "record batches"
 ATDS, FRAMES = "AvroTensorDataset", "frames"
 _READERS = {

@@ -1,7 +1,7 @@
-"""From Arrow arrays to the NumPy batches that fastpipe gives: what a frame still lacks to be one.
+"""Converts Arrow arrays to the same NumPy batches as fastpipe's.
 
-Copies are avoided: values and offsets are views of Arrow's buffers. Only sparse indices have to be put
-together, booleans unpacked, and arrays in several pieces joined.
+Values and offsets are views of Arrow's buffers if possible. Only sparse indices, booleans, and arrays of several chunks
+are copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _whole(array: Any) -> Any:
 
 
 def _items(array: Any) -> tuple[Any, Any]:
-    """A list array's items as an Arrow array, and the offsets into them."""
+    """Returns the items of a list array as an Arrow array, and their offsets."""
     offsets = array.offsets.to_numpy(zero_copy_only=False)
     return array.flatten(), offsets - offsets[0]
 
@@ -34,7 +34,7 @@ def _numbers(array: Any) -> Any:
 
 
 def _text(array: Any) -> tuple[Any, Any]:
-    """A string array's bytes and offsets."""
+    """Returns the bytes and offsets of a string array."""
     array = _whole(array)
     _, ends, data = array.buffers()
     width = "i8" if str(array.type).startswith("large") else "i4"
@@ -44,11 +44,11 @@ def _text(array: Any) -> tuple[Any, Any]:
 
 
 def to_numpy(column: generate.Column, array: Any) -> Any:
-    """One column of a batch.
+    """Converts one column of a batch.
 
     Args:
-        column: What it holds.
-        array: The Arrow array, in one piece or several.
+        column: The description of the column.
+        array: The Arrow array, which may be chunked.
     """
     array = _whole(array)
     if column.nullable:

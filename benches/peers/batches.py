@@ -1,4 +1,4 @@
-"""Readers of batches, and sums over batches of NumPy arrays, of any reader."""
+"""The base class of readers, and sums over batches of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peers.job import Job, Pass
 def add(sums: generate.Sums, column: generate.Column, value: Any) -> None:
     """Adds one column of a NumPy batch to the sums.
 
-    fastpipe's batch forms unpack like tuples, so tuples of the same make pass here too.
+    fastpipe's ragged, sparse and masked arrays unpack like tuples, so other readers pass tuples of the same arrays.
     """
     name, dtype = column.name, generate.DTYPES.get(column.avro, "u1")
     if column.nullable:
@@ -29,7 +29,7 @@ def add(sums: generate.Sums, column: generate.Column, value: Any) -> None:
         sums.add(f"{name}.indices0", indices[:, 1], "i8")
         sums.add(f"{name}.values", values, dtype)
         counts = np.bincount(indices[:, 0], minlength=int(dense_shape[0]))
-        # Row numbers must also ascend, or equal counts would hide exchanged entries.
+        # Row indices must also ascend: the counts alone would not reveal swapped entries.
         assert (np.diff(indices[:, 0]) >= 0).all(), f"{name}: sparse entries out of row order"
         sums.add(f"{name}.count", counts, "i8")
     else:
@@ -46,8 +46,8 @@ class BatchWorker:
 
     Attributes:
         packages: Distributions whose versions are reported.
-        modules: Imported before anything is timed.
-        library: The first of these.
+        modules: Modules that are imported before anything is timed.
+        library: The first of these modules.
     """
 
     packages: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class BatchWorker:
         self.library = libraries[0]
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        """Yields the batches of one pass, each with its number of rows."""
+        """Yields the number of rows and the batch, for each batch of one pass."""
         raise NotImplementedError
 
     def column(self, column: generate.Column, batch: Any) -> Any:
@@ -66,11 +66,11 @@ class BatchWorker:
         return batch[column.name]
 
     def read(self, job: Job) -> Pass:
-        """Reads the file and makes nothing of it: this is timed."""
+        """Reads the file and discards the batches. This is timed."""
         return Pass(sum(n for n, _ in self.batches(job)))
 
     def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Reads the file and sums up every value; None if the reader makes nothing that could be summed up."""
+        """Returns the number of rows and the sums of all values, or None if the reader returns no values."""
         sums, rows = generate.Sums(), 0
         for n, batch in self.batches(job):
             rows += n

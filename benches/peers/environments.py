@@ -1,4 +1,4 @@
-"""The environments that the readers live in: what is installed there, and how they come to be."""
+"""Creates the virtual environments of the readers, with pinned packages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 ENVS = Path(__file__).resolve().parent.parent / ".envs"
 
 NUMPY = ["numpy==2.4.6; python_version >= '3.11'", "numpy==2.2.6; python_version < '3.11'"]
-# Arrow and NumPy serve the checksums of the frame readers, and their last step to NumPy.
+# The frame readers need Arrow and NumPy for checksums and for the conversion to NumPy.
 FRAMES = ["polars==2.1.0", "pyarrow==26.0.1", *NUMPY]
 PINS: dict[str, list[str]] = {
     "fastavro": ["fastavro[snappy,zstandard]==1.13.1", *NUMPY],
     "polars": [*FRAMES],
     "polars-avro": ["polars-avro==0.13.0", *FRAMES],
     "jetliner": ["jetliner==0.2.0", *FRAMES],
-    # DuckDB fetches its extensions from its server; this package brings the avro one, for that very version.
+    # DuckDB downloads extensions from its server. This package contains the avro extension of the same version.
     "duckdb": ["duckdb==1.5.5", "duckdb-extension-avro==1.5.5", "pyarrow==26.0.1", *NUMPY],
     "datasets": ["datasets==5.2.0", "pyarrow==26.0.1", *NUMPY],
     "ray-data": ["ray[data]==2.60.0", "pyarrow==26.0.1", *NUMPY],
@@ -31,15 +31,15 @@ PINS: dict[str, list[str]] = {
         "psycopg[binary]==3.3.9",
         "pyarrow==26.0.1",
     ],
-    # The last tensorflow-io; it was built for TensorFlow 2.16, which wants NumPy 1.
+    # The last release of tensorflow-io. It was built for TensorFlow 2.16, which needs NumPy 1.
     "tensorflow-io": ["tensorflow-io==0.37.1", "tensorflow-cpu==2.16.2", "numpy==1.26.4"],
 }
 PYTHON = {"tensorflow-io": "3.11"}
-"""Where one is named, the newest Python that there are wheels for."""
+"""The newest Python that has wheels, for environments that don't support the running one."""
 
 
 class NoEnvironmentError(Exception):
-    """A reader's environment couldn't be made."""
+    """A reader's environment can't be created."""
 
 
 def _base(env: str) -> str:
@@ -49,7 +49,7 @@ def _base(env: str) -> str:
         return sys.executable
     found = shutil.which(f"python{wanted}")
     if found is None:
-        raise NoEnvironmentError(f"needs Python {wanted}, and python{wanted} isn't there")
+        raise NoEnvironmentError(f"needs Python {wanted}, but python{wanted} is not on the path")
     return found
 
 
@@ -70,7 +70,7 @@ def _make(env: str, log: Callable[[str], None]) -> str:
     wanted = "\n".join([_run([base, "-c", "import platform; print(platform.python_version())"]).strip(), *PINS[env]])
     if note.exists() and note.read_text() == wanted:
         return str(python)
-    log(f"making the environment benches/.envs/{env}: {', '.join(pin for pin in PINS[env] if ';' not in pin)}")
+    log(f"creating the environment benches/.envs/{env}: {', '.join(pin for pin in PINS[env] if ';' not in pin)}")
     _run([base, "-m", "venv", "--clear", str(home)])
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--only-binary", ":all:"]
     _run([*pip, *PINS[env]])
@@ -80,7 +80,7 @@ def _make(env: str, log: Callable[[str], None]) -> str:
 
 @cache
 def _result(env: str, log: Callable[[str], None]) -> tuple[str, str]:
-    # Failures are remembered too, or each cell would wait for the same refusal.
+    # Failures are cached, too: otherwise each cell would wait for the same failure.
     try:
         return _make(env, log), ""
     except (NoEnvironmentError, OSError) as error:
@@ -88,14 +88,14 @@ def _result(env: str, log: Callable[[str], None]) -> tuple[str, str]:
 
 
 def interpreter(env: str | None, log: Callable[[str], None]) -> str:
-    """The Python of an environment, which is made first where it isn't there or has other versions.
+    """Returns the Python of an environment. Creates the environment if it is missing or its pins have changed.
 
     Args:
-        env: A key of `PINS`; None: the driver's own.
-        log: Called for each environment that is made.
+        env: A key of `PINS`, or None for the driver's environment.
+        log: Called with a message before an environment is created.
 
     Raises:
-        NoEnvironmentError: It couldn't be made; the text is the last that the installer had to say.
+        NoEnvironmentError: The environment can't be created. The message is the installer's last error.
     """
     if env is None:
         return sys.executable

@@ -1,8 +1,8 @@
-"""Readers of frames: polars, polars-avro, jetliner, DuckDB, arrow-avro, and fastpipe where it makes frames.
+"""Readers of frames: polars, polars-avro, jetliner, DuckDB, arrow-avro, and fastpipe when it builds frames.
 
-Each is read as its documentation reads a file, the whole of it to one frame, and a batch at a time, each frame being
-dropped before the next, so that no time goes to memory for a whole file. Neither gives NumPy arrays: that is in their
-favour. The `Numpy` readers take that step too, the cheapest way that Arrow allows (see `arrow`).
+Each library reads a whole file to one frame, as its documentation shows. It also reads a batch at a time and drops each
+frame before the next, which avoids the cost of memory for a whole file. Neither returns NumPy arrays, which favors the
+peers. The `Numpy` readers include the conversion, in the cheapest way that Arrow allows (see `arrow`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from peers.batches import BatchWorker
 from peers.job import CannotError, Job, Pass
 
 ARROW_AVRO = Path(__file__).resolve().parent.parent / "arrow_avro"
-"""The program around arrow-avro."""
+"""The directory of the program that reads with arrow-avro."""
 
 
 class FrameWorker(BatchWorker):
-    """A reader of one frame, by its `read_avro`, as its documentation reads a file."""
+    """Reads one frame with the library's `read_avro`, as its documentation shows."""
 
     def frames(self, job: Job) -> Iterator[Any]:
-        """Yields what the file is read to: one frame, or frames of about a batch."""
+        """Yields one frame for the whole file, or frames of about a batch."""
         yield self.library.read_avro(job.path)
 
     def height(self, frame: Any) -> int:
-        """Returns how many rows a frame has: of polars, or of pyarrow."""
+        """Returns the number of rows of a frame of polars or pyarrow."""
         rows: int = frame.height if hasattr(frame, "height") else frame.num_rows
         return rows
 
@@ -47,14 +47,14 @@ class FrameWorker(BatchWorker):
 
 
 class Batches(FrameWorker):
-    """Drops each frame before the next."""
+    """Mix-in that drops each frame before it reads the next."""
 
     def read(self, job: Job) -> Pass:
         return Pass(sum(map(self.height, self.frames(job))))
 
 
 class Numpy(FrameWorker):
-    """Makes NumPy batches of the frames."""
+    """Mix-in that converts frames to NumPy batches."""
 
     def read(self, job: Job) -> Pass:
         """Reads the file to NumPy batches and drops them."""
@@ -66,26 +66,26 @@ class Numpy(FrameWorker):
 
 
 class PolarsWorker(FrameWorker):
-    """polars' own reader. It has no other way than the whole file."""
+    """Reads with polars, which can only read the whole file at once."""
 
     packages = modules = ("polars",)
 
 
 class PolarsAvroWorker(FrameWorker):
-    """polars-avro."""
+    """Reads with polars-avro."""
 
     packages = ("polars-avro", "polars")
     modules = ("polars_avro", "polars")
 
 
 class PolarsAvroBatchesWorker(Batches, PolarsAvroWorker):
-    """polars-avro, a batch at a time."""
+    """Reads with polars-avro, a batch at a time."""
 
     def frames(self, job: Job) -> Iterator[Any]:
         """Yields frames of `batch` rows.
 
-        This is what `polars_avro.scan_avro` hands to polars. The public way, `scan_avro(...).collect_batches(...)`,
-        goes through polars' streaming engine besides, which is slower here and takes from 1 to 3 times as long.
+        This is the iterator that `polars_avro.scan_avro` passes to polars. The public way,
+        `scan_avro(...).collect_batches(...)`, also runs polars' streaming engine and takes 1 to 3 times as long here.
         """
         import polars
         from polars_avro._avro_rs import AvroSource
@@ -95,31 +95,31 @@ class PolarsAvroBatchesWorker(Batches, PolarsAvroWorker):
 
 
 class PolarsAvroNumpyWorker(Numpy, PolarsAvroBatchesWorker):
-    """polars-avro, a batch at a time, to NumPy."""
+    """Reads with polars-avro, a batch at a time, to NumPy."""
 
 
 class JetlinerWorker(FrameWorker):
-    """jetliner."""
+    """Reads with jetliner."""
 
     packages = ("jetliner", "polars")
     modules = ("jetliner",)
 
 
 class JetlinerBatchesWorker(Batches, JetlinerWorker):
-    """jetliner, a batch at a time."""
+    """Reads with jetliner, a batch at a time."""
 
     def frames(self, job: Job) -> Iterator[Any]:
-        """Yields frames of at least `batch` rows: jetliner doesn't cut blocks."""
+        """Yields frames of at least `batch` rows: jetliner doesn't split blocks."""
         with self.library.AvroReader(job.path, batch_size=job.batch) as reader:
             yield from reader
 
 
 class JetlinerNumpyWorker(Numpy, JetlinerBatchesWorker):
-    """jetliner, a batch at a time, to NumPy."""
+    """Reads with jetliner, a batch at a time, to NumPy."""
 
 
 class DuckdbWorker(FrameWorker):
-    """DuckDB's avro extension, to an Arrow table, which takes it less time than its own conversion to NumPy."""
+    """Reads an Arrow table with DuckDB's avro extension, which is faster than DuckDB's conversion to NumPy."""
 
     packages = ("duckdb", "duckdb-extension-avro")
     modules = ("duckdb",)
@@ -128,7 +128,7 @@ class DuckdbWorker(FrameWorker):
         import duckdb_extension_avro
 
         super().__init__()
-        # DuckDB would fetch the extension; this package brings the file.
+        # DuckDB would download the extension. This package contains the file.
         home = Path(duckdb_extension_avro.__file__).parent
         self._connection = self.library.connect(config={"threads": "1"})
         self._connection.execute(f"LOAD '{next(home.rglob('avro.duckdb_extension'))}'")
@@ -142,19 +142,19 @@ class DuckdbWorker(FrameWorker):
 
 
 class DuckdbBatchesWorker(Batches, DuckdbWorker):
-    """DuckDB's avro extension, a record batch at a time."""
+    """Reads with DuckDB's avro extension, a record batch at a time."""
 
     def frames(self, job: Job) -> Iterator[Any]:
-        """Yields record batches of about `batch` rows (DuckDB rounds to its vectors, of 2,048)."""
+        """Yields record batches of about `batch` rows (DuckDB rounds to its vectors of 2,048)."""
         yield from self._query(job).to_arrow_reader(job.batch)
 
 
 class DuckdbNumpyWorker(Numpy, DuckdbBatchesWorker):
-    """DuckDB's avro extension, a record batch at a time, to NumPy."""
+    """Reads with DuckDB's avro extension, a record batch at a time, to NumPy."""
 
 
 class FastpipeTableWorker(FrameWorker):
-    """fastpipe, to a table of pyarrow's, as its documentation makes one of a reader."""
+    """Reads a pyarrow table with fastpipe, as its documentation shows."""
 
     packages = ("fastpipe-data", "pyarrow")
     modules = ("fastpipe", "pyarrow")
@@ -170,7 +170,7 @@ class FastpipeTableWorker(FrameWorker):
 
 
 class FastpipeRecordBatchesWorker(Batches, FastpipeTableWorker):
-    """fastpipe, a record batch at a time."""
+    """Reads with fastpipe, a record batch at a time."""
 
     def frames(self, job: Job) -> Iterator[Any]:
         import pyarrow
@@ -180,7 +180,7 @@ class FastpipeRecordBatchesWorker(Batches, FastpipeTableWorker):
 
 
 class FastpipePolarsWorker(FastpipeTableWorker):
-    """fastpipe, to a frame of polars'."""
+    """Reads a polars frame with fastpipe."""
 
     packages = ("fastpipe-data", "polars")
     modules = ("fastpipe", "polars")
@@ -193,7 +193,7 @@ class FastpipePolarsWorker(FastpipeTableWorker):
 
 
 class ArrowAvroWorker:
-    """The crate arrow-avro, in a program that takes its time itself: see `benches/arrow_avro`."""
+    """Reads with the crate arrow-avro, in a program that measures its own time (`benches/arrow_avro`)."""
 
     packages: tuple[str, ...] = ()
     keeps = "keep"
@@ -222,12 +222,12 @@ class ArrowAvroWorker:
 
 
 class ArrowAvroBatchesWorker(ArrowAvroWorker):
-    """arrow-avro, each batch dropped before the next."""
+    """Reads with arrow-avro and drops each batch before the next."""
 
     keeps = "drop"
 
 
 class ArrowAvroViewsWorker(ArrowAvroBatchesWorker):
-    """arrow-avro, strings as views, each batch dropped before the next."""
+    """Reads with arrow-avro, with strings as views, and drops each batch before the next."""
 
     strings = "views"

@@ -1,4 +1,4 @@
-"""Requests to a reader, and its answers: shared by drivers and workers."""
+"""Requests to a reader and its results, shared by drivers and workers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Job:
     """One pass over a file.
 
     Attributes:
-        path: The file.
-        dataset: What is in it, a key of `generate.DATASETS`.
-        batch: Rows a batch.
-        shuffle: Rows of the shuffle buffer; 0: in the file's order.
-        threads: Threads that may decode.
+        path: The path of the file.
+        dataset: The generated dataset, a key of `generate.DATASETS`.
+        batch: Number of rows per batch.
+        shuffle: Number of rows in the shuffle buffer; 0 reads in file order.
+        threads: Maximum number of decoding threads.
     """
 
     path: str
@@ -31,7 +31,7 @@ class Job:
 
     @property
     def columns(self) -> list[generate.Column]:
-        """The columns of the data set."""
+        """The columns of the dataset."""
         return generate.DATASETS[self.dataset]
 
 
@@ -40,11 +40,11 @@ class Pass:
     """The result of one pass.
 
     Attributes:
-        rows: How many it read.
-        held: What to keep until the clock is stopped: freeing a frame isn't timed.
-        seconds: Wall time to the last batch, where the reader took it itself.
-        cpu: CPU time up to there.
-        notes: Further figures.
+        rows: Number of rows read.
+        held: An object to keep until the clock is stopped, because freeing a frame isn't timed.
+        seconds: Wall time up to the last batch, if the reader measures it itself.
+        cpu: CPU time up to the last batch, if the reader measures it itself.
+        notes: Other figures.
     """
 
     rows: int

@@ -11,7 +11,7 @@ from peers.job import Job
 
 
 class FastpipeWorker(BatchWorker):
-    """fastpipe, as its documentation reads a file."""
+    """Reads batches as fastpipe's documentation shows."""
 
     packages = ("fastpipe-data", "numpy")
     modules = ("fastpipe",)

@@ -1,6 +1,6 @@
 """Readers of Parquet files: fastpipe, pyarrow, Hugging Face's datasets and Ray Data.
 
-A job's `shuffle` is the number of rows of a shuffle buffer; -1: fastpipe's `shuffle=True`; 0: the file's order.
+A job's `shuffle` is the number of rows in the shuffle buffer, -1 for fastpipe's `shuffle=True`, or 0 for file order.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SEED = 1
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of all that it started, and they: Ray decodes in further processes."""
+    """Returns the CPU time of this process and its descendants: Ray decodes in other processes."""
     parents, spent = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                # The second field is a name in brackets, in which there may be blanks.
+                # The second field is a name in parentheses that may contain spaces.
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # It has ended.
+            except OSError:  # The process has exited.
                 continue
             parents[int(folder.name)] = int(fields[1])
             spent[int(folder.name)] = sum(map(int, fields[11:15]))
@@ -40,7 +40,7 @@ def cpu_seconds() -> float:
 
 
 def _leaf(array: Any) -> tuple[Any, int]:
-    """An Arrow array's numbers, or the bytes of its strings."""
+    """Returns the numbers of an Arrow array, or the bytes of its strings, and its length."""
     import pyarrow as pa
 
     if isinstance(array, pa.ChunkedArray):
@@ -55,12 +55,12 @@ def _leaf(array: Any) -> tuple[Any, int]:
 
 
 def flat(value: Any) -> Any:
-    """The numbers of a column, or the bytes of its strings, for all readers."""
+    """Returns the numbers of a column, or the bytes of its strings, for any reader."""
     if type(value).__module__.partition(".")[0] == "pyarrow":
         return _leaf(value)[0]
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return value.reshape(-1)
-    # A list without items counts as a null in the files' statistics, so there are masks, of lists and of items.
+    # The files' statistics count empty lists as nulls, so lists and items may be masked.
     value = value.values if hasattr(value, "valid") else value
     if hasattr(value, "offsets"):  # fastpipe's Ragged and Strings
         items = value.values.values if hasattr(value.values, "valid") else value.values
@@ -72,7 +72,7 @@ def flat(value: Any) -> Any:
 
 
 class ParquetWorker(BatchWorker):
-    """A reader of batches, each a mapping from name to column."""
+    """The base class of readers of batches. A batch maps names to columns."""
 
     cpu = staticmethod(time.process_time)
 
@@ -93,7 +93,7 @@ class ParquetWorker(BatchWorker):
 
 
 class FastpipeWorker(ParquetWorker):
-    """fastpipe, one thread that gathers rows and one that reads row groups, on the same core."""
+    """Reads with fastpipe: one thread gathers rows and one reads row groups, on the same core."""
 
     packages = ("fastpipe-data", "pyarrow")
     modules = ("fastpipe", "pyarrow.parquet")
@@ -111,7 +111,7 @@ class FastpipeWorker(ParquetWorker):
 
 
 class PyarrowWorker(ParquetWorker):
-    """pyarrow, to record batches, without the step to NumPy."""
+    """Reads record batches with pyarrow, without conversion to NumPy."""
 
     packages = ("pyarrow",)
     modules = ("pyarrow.parquet",)
@@ -123,7 +123,7 @@ class PyarrowWorker(ParquetWorker):
 
 
 class DatasetsWorker(ParquetWorker):
-    """datasets, streaming: of the ways that its documentation gives, the fastest."""
+    """Streams with datasets, in the fastest way that its documentation shows."""
 
     packages = ("datasets", "pyarrow")
     modules = ("datasets",)
@@ -131,7 +131,7 @@ class DatasetsWorker(ParquetWorker):
     def __init__(self) -> None:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(generate.CACHE / "huggingface")}
         super().__init__()
-        # At the end of a pass over Parquet files it sleeps for 5 seconds, for the sake of a crash of Arrow's threads.
+        # Otherwise it sleeps for 5 seconds after each pass over Parquet files, to avoid a crash of Arrow's threads.
         self.library.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
@@ -144,7 +144,7 @@ class DatasetsWorker(ParquetWorker):
 
 
 class RayWorker(ParquetWorker):
-    """Ray Data, with a CPU for each of its threads. Its start isn't timed, the start of its tasks is."""
+    """Reads with Ray Data on one CPU. Starting Ray isn't timed; starting its tasks is."""
 
     packages = ("ray", "pyarrow")
     modules = ("ray",)

@@ -1,4 +1,4 @@
-"""The driver's end of a reader's process."""
+"""Controls a reader's process from the driver."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from peers.environments import NoEnvironmentError, interpreter
 from peers.job import Job
 
 BENCHES = Path(__file__).resolve().parent.parent
-# Everything in these environments that would start threads, where one is wanted. The core is pinned besides.
+# Limits every library of these environments to one thread. The process is pinned to one core as well.
 ONE_THREAD: tuple[str, ...] = ("POLARS_MAX_THREADS", "RAYON_NUM_THREADS", "TOKIO_WORKER_THREADS", "OMP_NUM_THREADS")
 ONE_THREAD += ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
 PATIENCE = 120.0
-"""Seconds after which a request has failed: a reader that hangs must not hang the comparison."""
+"""Timeout of a request in seconds, so that a reader that hangs doesn't block the comparison."""
 INTERVAL = 0.002
 """Seconds between two samples of a process's memory."""
 
 
 class Peer:
-    """A reader's process. It starts at once, and is waited for by the first request.
+    """A reader's process. It starts at once; the first request waits until it is ready.
 
     Attributes:
         name: A key of `peers.READERS`.
-        versions: Package -> version, empty where it couldn't start.
-        error: Why it couldn't start, or None.
+        versions: Maps packages to versions. Empty if the process couldn't start.
+        error: The reason why it couldn't start, or None.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Peer:
 
         Args:
             name: A key of `peers.READERS`.
-            env: Its environment.
-            cores: The cores it stays on, with one thread for each library; none: any, with any number of threads.
-            log: Called before slow steps.
+            env: A key of `environments.PINS`, or None for the driver's environment.
+            cores: The cores to pin it to, with one thread for each library. Empty for no limits.
+            log: Called with a message before slow steps.
         """
         self.name = name
         self.versions: dict[str, str] = {}
@@ -63,7 +63,7 @@ class Peer:
 
     def _start(self) -> None:
         env = os.environ | dict.fromkeys(ONE_THREAD if self._cores else (), "1") | {"PYTHONDONTWRITEBYTECODE": "1"}
-        # Its warnings would tear the tables apart; errors come back as an answer.
+        # Its warnings would break up the tables. Errors are returned as answers.
         quiet = None if os.environ.get("PEERS_STDERR") else subprocess.DEVNULL
         command = [self._python, "-m", "peers.worker", self.name, self._cores]
         pipe = subprocess.PIPE
@@ -72,7 +72,7 @@ class Peer:
 
     def _greet(self) -> None:
         """Waits until the worker has started."""
-        if self._process is None and self.error is None:  # It died over the request before: this one may do better.
+        if self._process is None and self.error is None:  # It exited in the request before: retry.
             self._start()
         if self.error is None and not self._greeted:
             hello = self.receive()
@@ -80,17 +80,17 @@ class Peer:
             self._greeted = True
 
     def send(self, op: str, job: Job, enough: float) -> None:
-        """Sends a request; `receive` must follow. `op` is read or check; `read` lasts at least `enough` seconds."""
+        """Sends `op`, "read" or "check"; `receive` must follow. "read" repeats passes for at least `enough` seconds."""
         self._greet()
         if self._process is None or self._process.stdin is None:
             return
         request = {"op": op, "enough": enough} | dataclasses.asdict(job)
-        with contextlib.suppress(BrokenPipeError):  # The answer says why.
+        with contextlib.suppress(BrokenPipeError):  # `receive` reports the reason.
             self._process.stdin.write((json.dumps(request) + "\n").encode())
             self._process.stdin.flush()
 
     def receive(self, peak: Peak | None = None) -> dict[str, Any]:
-        """Waits for the answer to `send`, and samples the process's memory if asked to."""
+        """Waits for the answer to `send`, and samples the process's memory if `peak` is given."""
         process = self._process
         if process is None:
             return {"error": self.error or "the process died"}
@@ -99,7 +99,7 @@ class Peer:
         while b"\n" not in self._unread:
             ready, _, _ = select.select([process.stdout], [], [], 1.0 if peak is None else INTERVAL)
             if peak is not None:
-                with contextlib.suppress(RuntimeError):  # It may have died.
+                with contextlib.suppress(RuntimeError):  # It may have exited.
                     peak.sample()
             data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
             if ready and not data:
@@ -114,7 +114,7 @@ class Peer:
         return answer
 
     def ask(self, op: str, job: Job, enough: float = 0.25, memory: bool = False) -> dict[str, Any]:
-        """Sends a request and waits for the answer; with `memory` its `peak` is what was sampled meanwhile."""
+        """Sends a request and waits for the answer. With `memory`, its `peak` has the memory sampled until then."""
         self._greet()
         if self.error is not None or self._process is None:
             return {"error": self.error or "the process died"}
@@ -134,7 +134,7 @@ class Peer:
         if self._process is None:
             return
         assert self._process.stdin is not None
-        # A dataset's own thread may keep it from ending.
+        # A thread of a dataset may keep the process from exiting.
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.stdin.close()
             self._process.wait(timeout=5)

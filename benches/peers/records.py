@@ -1,4 +1,4 @@
-"""fastavro: the batches that fastpipe gives, put together in Python."""
+"""fastavro: the same batches as fastpipe's, built in Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _offsets(sized: list[Any]) -> Any:
 
 
 def column_of(column: generate.Column, items: list[Any]) -> Any:
-    """One column of a batch, from its values as Python objects."""
+    """Converts the Python values of one column to the arrays of a batch."""
     dtype, chain = generate.DTYPES.get(column.avro), itertools.chain.from_iterable
     if column.nullable:
         valid = np.array([v is not None for v in items])
@@ -44,7 +44,7 @@ def column_of(column: generate.Column, items: list[Any]) -> Any:
 
 
 class FastavroWorker(BatchWorker):
-    """fastavro: takes a batch of records, then makes one array a column."""
+    """Collects the records of a batch, then builds one array per column."""
 
     packages = modules = ("fastavro",)
 
@@ -56,7 +56,7 @@ class FastavroWorker(BatchWorker):
 
 
 class FastavroRecordsWorker(FastavroWorker):
-    """fastavro: iterates over the records and makes nothing of them."""
+    """Iterates over the records without building arrays."""
 
     def read(self, job: Job) -> Pass:
         with open(job.path, "rb") as file:

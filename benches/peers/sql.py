@@ -1,7 +1,7 @@
-"""Readers of a table of a database: fastpipe, ConnectorX, Ray Data and pandas. All may use every core.
+"""Readers of a database table: fastpipe, ConnectorX, Ray Data and pandas. All may use every core.
 
-A job's `path` is the URL of the database. The table has a column `b`, which is `id % 100` of ids from 1 on: each reader
-sums it up while it is timed, and other sums are an error.
+A job's `path` is the URL of the database. The table has a column `b`, which is `id % 100` for ids from 1. Each reader
+computes its sum while it is timed; a wrong sum is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SQL = "SELECT * FROM t"
 
 
 class SqlWorker(BatchWorker):
-    """A reader of the table."""
+    """The base class of readers of the table."""
 
     def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
         """Reads the table. Returns the number of rows, the sum of `b`, and notes."""
@@ -38,7 +38,7 @@ class SqlWorker(BatchWorker):
 
 
 class FastpipeWorker(SqlWorker):
-    """fastpipe, to NumPy batches. Planning is timed as well."""
+    """Reads NumPy batches with fastpipe. Planning is timed, too."""
 
     packages = ("fastpipe-data", "pyarrow")
     modules = ("fastpipe",)
@@ -55,7 +55,7 @@ class FastpipeWorker(SqlWorker):
 
 
 class ConnectorxWorker(SqlWorker):
-    """ConnectorX, to an Arrow table, cut into partitions by the primary key."""
+    """Reads an Arrow table with ConnectorX, partitioned by the primary key."""
 
     packages = ("connectorx", "pyarrow")
     modules = ("connectorx",)
@@ -69,7 +69,7 @@ class ConnectorxWorker(SqlWorker):
 
 
 class RayWorker(SqlWorker):
-    """Ray Data, to NumPy batches."""
+    """Reads NumPy batches with Ray Data."""
 
     packages = modules = ("ray",)
 
@@ -96,7 +96,7 @@ class RayWorker(SqlWorker):
 
 
 class PandasWorker(SqlWorker):
-    """pandas, to frames of 65,536 rows."""
+    """Reads frames of 65,536 rows with pandas."""
 
     packages = ("pandas", "sqlalchemy")
     modules = ("pandas",)

@@ -1,10 +1,10 @@
 """AvroTensorDataset (`ATDSDataset`) and the older AvroRecordDataset, both of tensorflow-io.
 
-They yield tensors. `AtdsNumpyWorker` takes the last step to NumPy arrays itself: `as_numpy_iterator()` turns a
-SparseTensor into NumPy element by element and would take minutes for what takes milliseconds.
+They yield tensors. `AtdsNumpyWorker` converts them to NumPy arrays itself: `as_numpy_iterator()` converts a
+SparseTensor element by element, which takes minutes instead of milliseconds.
 
-Iterating is timed to the last batch. After it the dataset may wait for its own prefetching thread, for up to two
-seconds, which isn't work.
+Iteration is timed up to the last batch. After it the dataset may wait up to two seconds for its prefetching thread,
+which doesn't count.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class TensorWorker(BatchWorker):
         self._types = {avro: getattr(tf, dtype) for avro, dtype in generate.DTYPES.items()} | {"string": tf.string}
 
     def dataset(self, job: Job) -> Any:
-        """The dataset whose iteration is timed, and whose making is."""
+        """Returns the dataset. Creating it and iterating over it are timed."""
         raise NotImplementedError
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
         return ((self.rows(batch), batch) for batch in self.dataset(job))
 
     def take(self, batch: dict[str, Any], job: Job) -> None:
-        """Processes a batch while the clock runs."""
+        """Processes a batch. This is timed."""
 
     def rows(self, batch: dict[str, Any]) -> int:
         value = next(iter(batch.values()))
@@ -60,12 +60,12 @@ class TensorWorker(BatchWorker):
             count += 1
             last, cpu_last = time.perf_counter(), time.process_time()
         assert batch is not None
-        # Asking each batch for its rows would cost TensorFlow an operation: all but the last are full.
+        # Reading the shape of each batch would cost a TensorFlow operation, and all batches but the last are full.
         return Pass((count - 1) * job.batch + self.rows(batch), None, last - begun, cpu_last - cpu_begun)
 
 
 def _array(tensor: Any) -> Any:
-    """A tensor as a NumPy array: numbers without a copy, strings as an array of bytes objects."""
+    """Converts a tensor to a NumPy array: numbers without a copy, strings to an array of bytes objects."""
     return tensor.numpy() if tensor.dtype.name == "string" else np.asarray(memoryview(tensor))
 
 
@@ -79,13 +79,13 @@ def _text(items: Any) -> tuple[Any, Any]:
 
 
 class AtdsWorker(TensorWorker):
-    """AvroTensorDataset with its own defaults, but for the threads.
+    """AvroTensorDataset with its defaults, except for the number of threads.
 
     A larger reader buffer, `prefetch(1)` (as its authors' benchmarks do) and AUTOTUNE made no difference on one core.
     """
 
     homes = tuple(f"tensorflow_io.python.experimental.atds.{module}" for module in ("dataset", "features"))
-    """The modules of the dataset and of its features."""
+    """The modules of the dataset and of its feature classes."""
 
     def dataset(self, job: Job) -> Any:
         made, kinds = map(importlib.import_module, self.homes)
@@ -122,10 +122,10 @@ class AtdsWorker(TensorWorker):
 
 
 class AtdsNumpyWorker(AtdsWorker):
-    """AvroTensorDataset, its tensors taken to NumPy: dense ones, and the three parts of sparse ones."""
+    """AvroTensorDataset with conversion to NumPy: of dense tensors, and of the three parts of sparse ones."""
 
     def take(self, batch: dict[str, Any], job: Job) -> None:
-        """Makes NumPy arrays of a batch's tensors."""
+        """Converts the tensors of a batch to NumPy arrays."""
         sparse = self._tf.SparseTensor
         for value in batch.values():
             for part in (value.indices, value.values, value.dense_shape) if isinstance(value, sparse) else (value,):
@@ -133,7 +133,7 @@ class AtdsNumpyWorker(AtdsWorker):
 
 
 class AtdsEpochsWorker(AtdsWorker):
-    """AvroTensorDataset in a loop of Python's: each pass is an epoch of one dataset, as when a model is trained."""
+    """AvroTensorDataset in a Python loop. Each pass is an epoch of the same dataset, as in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class AtdsEpochsWorker(AtdsWorker):
 
 
 class AtdsGraphWorker(AtdsEpochsWorker):
-    """The same in a loop of a graph, as `model.fit` runs."""
+    """AvroTensorDataset in a loop inside a graph, as in `model.fit`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,29 +169,29 @@ class AtdsGraphWorker(AtdsEpochsWorker):
             self._loops[job] = loop.get_concrete_function()
         begun, cpu_begun = time.time(), time.process_time()
         rows, last = self._loops[job]()
-        # The CPU time after the last batch counts; it is next to nothing.
+        # This includes the CPU time after the last batch, which is negligible.
         seconds, spent = float(last) - begun, time.process_time() - cpu_begun
         return Pass(int(rows), None, seconds, spent)
 
 
 class FastpipeAtdsWorker(AtdsEpochsWorker):
-    """fastpipe's in its place, with the newest TensorFlow."""
+    """`fastpipe.tf.atds` in a Python loop, with the newest TensorFlow."""
 
     packages = ("fastpipe-data", "tensorflow-cpu")
     homes = ("fastpipe.tf.atds", "fastpipe.tf.atds")
 
 
 class FastpipeAtdsGraphWorker(AtdsGraphWorker):
-    """The same in a loop of a graph."""
+    """`fastpipe.tf.atds` in a loop inside a graph."""
 
     packages = FastpipeAtdsWorker.packages
     homes = FastpipeAtdsWorker.homes
 
 
 class AvroRecordWorker(TensorWorker):
-    """AvroRecordDataset with `parse_avro`, as `make_avro_record_dataset` puts them together.
+    """AvroRecordDataset with `parse_avro`, as `make_avro_record_dataset` combines them.
 
-    Sparse features are read as their two ragged arrays: its `SparseFeature` would merge and sort them besides.
+    Sparse features are read as two ragged arrays, because its `SparseFeature` would also merge and sort them.
     """
 
     def _parts(self, column: generate.Column) -> list[str]:

@@ -1,15 +1,15 @@
-"""A reader's process: answers requests, lines of JSON over stdin and stdout, until stdin ends.
+"""Runs a reader in its process. Requests and answers are lines of JSON on stdin and stdout, until stdin ends.
 
-It lives as long as a cell is measured, so nothing but the read is timed: neither the interpreter's start nor imports.
-A request is `{"op": ...}` and a `Job`'s fields:
+The process exists as long as a cell is measured, so starting the interpreter and importing aren't timed. A request has
+`op`, `enough`, and the fields of a `Job`:
 
-* `read` -> `{"seconds", "cpu", "rows", "passes"}`: reads the file, keeping nothing. `seconds` runs from opening the
-  file to having the last batch (or the frame); freeing a frame isn't counted. It is the mean of the passes that fill
-  `enough` seconds, so that a moment's disturbance weighs less. Before the clock starts the file is read through: some
-  systems take back pages that weren't read for some seconds, such as while others had their turns.
-* `check` -> `{"rows", "sums", "plain"}`: reads it again and sums up every value, untimed.
+* `read` -> `{"seconds", "cpu", "rows", "passes"}`: reads the file and keeps nothing. `seconds` is the time from opening
+  the file to the last batch (or the frame), without freeing a frame. Passes are repeated until they have taken `enough`
+  seconds; their mean is less sensitive to disturbances. The whole file is read before the clock starts, because some
+  systems reclaim pages that weren't read for a few seconds, for example during the turns of other readers.
+* `check` -> `{"rows", "sums", "plain"}`: reads the file again and sums all values, untimed.
 
-Anything that goes wrong comes back as `{"error"}`.
+The answer to a request that fails is `{"error"}`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def serve(name: str, cores: str) -> None:
 
     Args:
         name: A key of `READERS`.
-        cores: The cores to stay on, separated by commas; empty: any.
+        cores: The cores to pin the process to, separated by commas. Empty for no limit.
     """
-    # Answers keep the real stdout for themselves: a library that prints must not get between them.
+    # Only answers use the real stdout, so that output of libraries can't mix with them.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -76,7 +76,7 @@ def serve(name: str, cores: str) -> None:
             raise
         except CannotError as error:
             line = {"error": str(error)}
-        except BaseException as error:  # A Rust panic isn't an Exception, and is a result too.
+        except BaseException as error:  # A Rust panic isn't an Exception, but is reported, too.
             line = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(line) + "\n")
 
@@ -85,13 +85,13 @@ def serve(name: str, cores: str) -> None:
     def start() -> dict[str, Any]:
         nonlocal worker
         module, _, kind = READERS[name].worker.partition(":")
-        # After the pin: thread pools are sized by the cores that may be used when their library is loaded.
+        # Import after pinning: libraries size their thread pools by the available cores when they are loaded.
         if cores:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
         worker = getattr(importlib.import_module(f"peers.{module}"), kind)()
         versions = {}
         for package in worker.packages:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # It may be imported where it was built.
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # The library may not be installed.
                 versions[package] = importlib.metadata.version(package)
         return {"versions": versions, "python": sys.version.split()[0]}
 

@@ -1,8 +1,8 @@
-//! Reads Avro files with the arrow-avro crate and says how long it took.
+//! Reads Avro files with the arrow-avro crate and reports the time.
 //!
-//! A request is a line on stdin: how many rows a batch has, `keep` or `drop`, `views` or `copies` of strings, and the
-//! path. The answer is a line on stdout: rows, seconds of wall time, seconds of CPU time. Neither the start of the
-//! process nor, with `keep`, freeing the batches is timed; opening the file is.
+//! A request is a line on stdin: the number of rows per batch, `keep` or `drop`, `views` or `copies` for strings, and
+//! the path. The answer is a line on stdout: rows, seconds of wall time, seconds of CPU time. Opening the file is timed;
+//! starting the process and, with `keep`, freeing the batches aren't.
 
 use std::fs::File;
 use std::io::{BufReader, Write, stdin, stdout};
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 use arrow_avro::reader::ReaderBuilder;
 use rustix::time::{ClockId, clock_gettime};
 
-// The C library's allocator gives large buffers back and takes page faults for each new one; polars and polars-avro
-// bring allocators of their own for that reason.
+// The C library's allocator returns large buffers to the system, so each new one causes page faults. polars and
+// polars-avro avoid this with their own allocators, too.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What is read ahead at once: with the 8 KB of `BufReader::new` it is slower.
+/// Size of the read buffer in bytes. The 8 KB of `BufReader::new` are slower.
 const BUFFER: usize = 1 << 20;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Seconds of CPU time that the threads of this process have spent.
+/// Returns the CPU time of this process in seconds.
 fn spent() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(time).map_or(0.0, |time| time.as_secs_f64())
@@ -32,7 +32,7 @@ fn read(line: &str) -> Result<String, Failure> {
     let mut next = || {
         words
             .next()
-            .ok_or("a request is: rows a batch, keep or drop, views or copies, path")
+            .ok_or("a request must be: rows per batch, keep or drop, views or copies, path")
     };
     let (batch, keep) = (next()?.parse::<usize>()?, next()? == "keep");
     let (views, path) = (next()? == "views", next()?);
