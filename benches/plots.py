@@ -52,7 +52,7 @@ def ratios(plt: Any) -> None:
     ticks = (0.5, 1, 2, 5, 10, 20, 50)
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
-    axes.axvline(1, color="grey", linewidth=0.8)
+    axes.axvline(1, color="gray", linewidth=0.8)
     axes.set_xlabel("times as many records a second with fastpipe, one core")
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
@@ -87,7 +87,7 @@ def threads(plt: Any) -> None:
         shares = [(number(cell[column]) or 0) / (number(cell[1]) or 1) for cell in cells]
         axes.bar([place + offset for place in range(len(shares))], shares, 0.38, label=label)
     axes.set_xticks(range(len(cells)), [cell[0] for cell in cells])
-    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.axhline(1, color="gray", linewidth=0.8)
     axes.set_ylabel("relative to one thread")
     axes.legend()
     save(plt, figure, "threads")
@@ -114,7 +114,7 @@ def dataloader_memory(plt: Any) -> None:
     proposed = [PREFETCH * BATCH + count * ITEM for count in workers]
     panels[0].plot(workers, proposed, color="tab:green", linewidth=4, alpha=0.4, label=label)
     label = "bound of fastpipe's: prefetch_factor + 1 batches, 64 MiB"
-    panels[0].axhline((PREFETCH + 1) * BATCH + SLACK, color="grey", linewidth=0.8, label=label)
+    panels[0].axhline((PREFETCH + 1) * BATCH + SLACK, color="gray", linewidth=0.8, label=label)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.22), ncols=2)
     save(plt, figure, "dataloader_memory")

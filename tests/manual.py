@@ -72,7 +72,11 @@ def _record(random: np.random.Generator, row: int) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    """Writes `data/part-*.avro` and `rides.csv`, with old timestamps because indexes are kept only for old files."""
+    """Writes the files that the examples read.
+
+    `data/part-*.avro` have old timestamps because indexes are kept only for old files. `trips/*.csv` have three numeric
+    features and a label, `fare`, that depends on them.
+    """
     random = np.random.default_rng(7)
     (folder / "data").mkdir()
     for number in range(FILES):
@@ -83,6 +87,16 @@ def write(folder: Path) -> None:
         os.utime(path, (time.time() - 3_600,) * 2)
     rides = [f'{row / 8},"{("Wien", "Graz, Steiermark")[row % 2]}",2024-01-{row % 28 + 1:02}\n' for row in range(2_000)]
     (folder / "rides.csv").write_text("distance,city,day\n" + "".join(rides))
+    (folder / "trips").mkdir()
+    for name, rows in (("train", 4_000), ("validation", 1_000)):
+        distance, hour = random.uniform(0.5, 20, rows), random.integers(0, 24, rows)
+        minutes = distance * np.where((hour >= 16) & (hour < 19), 4, 2) * random.uniform(0.8, 1.2, rows)
+        fare = 3 + 1.2 * distance + 0.3 * minutes + random.normal(0, 0.5, rows)
+        columns = np.column_stack([distance, minutes, hour, fare])
+        header = "distance,minutes,hour,fare"
+        np.savetxt(
+            folder / f"trips/{name}.csv", columns, ["%.2f", "%.1f", "%d", "%.2f"], ",", header=header, comments=""
+        )
 
 
 class Example(NamedTuple):

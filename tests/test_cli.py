@@ -195,7 +195,7 @@ def test_ctrl_c_ends_it_with_130(monkeypatch: pytest.MonkeyPatch, run: Run, user
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_inspect, "summarise", interrupt)
+    monkeypatch.setattr(_inspect, "summarize", interrupt)
     assert run("inspect", users) == (130, "", "\n")
 
 

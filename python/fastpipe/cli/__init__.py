@@ -158,7 +158,7 @@ def _inspect_files(arguments: argparse.Namespace) -> int:
     if arguments.shuffle is not None or _shuffle.given(arguments):
         return _shuffle.run(arguments, _complain, _width())
     format_, files = _formats.found(arguments.files)
-    summaries = [_inspect.summarise(path, format_) for path in files]
+    summaries = [_inspect.summarize(path, format_) for path in files]
     groups = _inspect.by_schema(summaries)
     # Only files with the same schema can be read together, and broken files would make it fail.
     alike = groups[0] if groups else [] if format_ is _formats.AVRO else summaries

@@ -98,7 +98,7 @@ class FileSummary:
         }
 
 
-def summarise(path: str, format_: FileFormat) -> FileSummary:
+def summarize(path: str, format_: FileFormat) -> FileSummary:
     """Reads the size and row count of a file. For Avro, reads the header, all block headers and a few blocks.
 
     If a step fails, the summary keeps the results of the earlier steps.

@@ -40,6 +40,6 @@ impl SlabAllocator for SharedSlabs {
         let start = piece.start().ok_or_else(|| Error::out_of_memory(bytes, "a batch"))?;
         // SAFETY: no other code uses the block until it is dropped, and pages that were never written read as zeros.
         // Other processes read it only after it is lent, and they don't write to it while this process does.
-        Ok(unsafe { Region::initialised(start, piece.len(), piece) })
+        Ok(unsafe { Region::initialized(start, piece.len(), piece) })
     }
 }

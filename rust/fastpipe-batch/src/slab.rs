@@ -418,7 +418,7 @@ pub fn borrowed(piece: Borrowed) -> Option<Slab> {
     let (start, len) = (piece.start()?, piece.len());
     // SAFETY: these bytes are mapped, and the lender has written them. Until the block is dropped, no other code writes
     // to them.
-    Slab::of(unsafe { Region::initialised(start, len, piece) })
+    Slab::of(unsafe { Region::initialized(start, len, piece) })
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ pub(crate) fn rewritten(array: &dyn Array, to: &DataType) -> Result<ArrayRef, Er
 }
 
 /// Returns the same values as another type of the same width.
-fn relabelled(array: &dyn Array, ty: DataType) -> Result<ArrayRef, Error> {
+fn relabeled(array: &dyn Array, ty: DataType) -> Result<ArrayRef, Error> {
     let data = array.to_data().into_builder().data_type(ty).build();
     data.map(make_array).map_err(|error| malformed(&error))
 }
@@ -153,12 +153,12 @@ pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, E
         _ => None,
     };
     if let Some((stored, unit)) = same {
-        found = rewritten(&relabelled(&found, stored)?, &DataType::Int64)?;
+        found = rewritten(&relabeled(&found, stored)?, &DataType::Int64)?;
         finished.taken += found.get_array_memory_size();
-        found = relabelled(&found, DataType::Duration(unit))?;
+        found = relabeled(&found, DataType::Duration(unit))?;
     }
     if let DataType::Timestamp(unit, Some(_)) = found.data_type() {
-        found = relabelled(&found, DataType::Timestamp(*unit, None))?;
+        found = relabeled(&found, DataType::Timestamp(*unit, None))?;
     }
     if *found.data_type() != to && !wanted.is(found.data_type()) {
         let before = found.logical_null_count();

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 /// The faults and delays of the source.
 #[derive(Clone, Default)]
-struct Behaviour {
+struct Behavior {
     /// Decoding this record of this unit fails.
     bad: Option<(u64, u32)>,
     /// Opening this unit fails.
@@ -45,7 +45,7 @@ struct Behaviour {
 struct Made {
     units: Vec<u32>,
     facts: SourceFacts,
-    behaviour: Behaviour,
+    behavior: Behavior,
     passed: Arc<(Mutex<bool>, Condvar)>,
     opened: AtomicU64,
     /// Open units hold a reference until they are closed, and threads that have written rows of them until they exit.
@@ -55,7 +55,7 @@ struct Made {
 }
 
 impl Made {
-    fn new(units: &[u32], behaviour: Behaviour) -> Arc<Made> {
+    fn new(units: &[u32], behavior: Behavior) -> Arc<Made> {
         let column = |name: &str, form| ColumnSpec::new(name, Form::Nested(form));
         let ragged = NestedForm {
             ragged: 1,
@@ -73,14 +73,14 @@ impl Made {
         Arc::new(Made {
             units: units.to_vec(),
             facts: SourceFacts {
-                access: match behaviour.random {
+                access: match behavior.random {
                     true => Access::Random,
                     false => Access::Sequence,
                 },
-                fetches: behaviour.fetches,
+                fetches: behavior.fetches,
                 ..SourceFacts::new(columns, "made", work)
             },
-            behaviour,
+            behavior,
             passed: Arc::default(),
             opened: AtomicU64::new(0),
             alive: Arc::default(),
@@ -116,11 +116,11 @@ impl Source for Made {
         let under_way = self.fetching[0].fetch_add(1, Ordering::SeqCst) + 1;
         self.fetching[1].fetch_max(under_way, Ordering::SeqCst);
         let start = Instant::now();
-        while start.elapsed() < self.behaviour.fetching && !cancelled() {
+        while start.elapsed() < self.behavior.fetching && !cancelled() {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.fetching[0].fetch_sub(1, Ordering::SeqCst);
-        if self.behaviour.gone == Some(unit) {
+        if self.behavior.gone == Some(unit) {
             return Err(Error::new(ErrorKind::Storage, format!("unit {unit} is gone")));
         }
         Ok(Fetched::Other {
@@ -132,18 +132,18 @@ impl Source for Made {
     fn open(&self, unit: u64, _pass: Pass, fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
         match fetched {
             Fetched::Other { what, .. } => assert_eq!(*what.downcast::<u64>().unwrap(), unit),
-            Fetched::Nothing => assert_eq!(self.behaviour.fetches, 0),
+            Fetched::Nothing => assert_eq!(self.behavior.fetches, 0),
             Fetched::Bytes(_) => panic!("this source has no files"),
         }
         self.opened.fetch_add(1, Ordering::Relaxed);
-        std::thread::sleep(self.behaviour.opening);
-        if self.behaviour.shut == Some(unit) {
+        std::thread::sleep(self.behavior.opening);
+        if self.behavior.shut == Some(unit) {
             return Err(Error::new(ErrorKind::Malformed, format!("unit {unit} is shut")));
         }
         Ok(Box::new(MadeUnit {
             unit,
             rows: self.units[unit as usize],
-            behaviour: self.behaviour.clone(),
+            behavior: self.behavior.clone(),
             passed: self.passed.clone(),
             alive: self.alive.clone(),
             started: AtomicBool::new(false),
@@ -169,7 +169,7 @@ impl Source for Made {
 struct MadeUnit {
     unit: u64,
     rows: u32,
-    behaviour: Behaviour,
+    behavior: Behavior,
     passed: Arc<(Mutex<bool>, Condvar)>,
     alive: Arc<()>,
     started: AtomicBool,
@@ -181,7 +181,7 @@ impl MadeUnit {
         ALIVE.with(|alive| {
             alive.get_or_init(|| self.alive.clone());
         });
-        if self.behaviour.bad == Some((self.unit, pick.record)) {
+        if self.behavior.bad == Some((self.unit, pick.record)) {
             let reason = format!("record {} of unit {} is bad", pick.record, self.unit);
             return Err(Error::new(ErrorKind::Malformed, reason));
         }
@@ -213,10 +213,10 @@ impl Unit for MadeUnit {
         let byte = 4 * u64::from(from.record);
         assert_eq!(
             from.byte,
-            if self.behaviour.random { 0 } else { byte },
+            if self.behavior.random { 0 } else { byte },
             "the source never returned this mark"
         );
-        if self.behaviour.waits && !self.started.swap(true, Ordering::Relaxed) {
+        if self.behavior.waits && !self.started.swap(true, Ordering::Relaxed) {
             let (passed, changed) = &*self.passed;
             let wait = changed.wait_timeout_while(passed.lock().unwrap(), Duration::from_secs(30), |passed| !*passed);
             assert!(!wait.unwrap().1.timed_out(), "no thread skipped records");
@@ -227,23 +227,19 @@ impl Unit for MadeUnit {
             self.write(pick, out)?;
             record = pick.record + 1;
         }
-        let byte = if self.behaviour.random {
-            0
-        } else {
-            4 * u64::from(record)
-        };
+        let byte = if self.behavior.random { 0 } else { 4 * u64::from(record) };
         Ok(Mark { record, byte })
     }
 
     fn advance(&self, from: Mark, record: u32) -> Result<Mark> {
-        assert!(from.record <= record && !self.behaviour.random);
+        assert!(from.record <= record && !self.behavior.random);
         let (passed, changed) = &*self.passed;
         *passed.lock().unwrap() = true;
         changed.notify_all();
-        if self.behaviour.unskippable {
+        if self.behavior.unskippable {
             return Err(Error::new(ErrorKind::Malformed, "records cannot be skipped"));
         }
-        let astray = u64::from(self.behaviour.astray);
+        let astray = u64::from(self.behavior.astray);
         Ok(Mark {
             record,
             byte: 4 * u64::from(record) + 4 * astray,
@@ -251,7 +247,7 @@ impl Unit for MadeUnit {
     }
 
     fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
-        assert!(!self.behaviour.random, "random access needs no index");
+        assert!(!self.behavior.random, "random access needs no index");
         Ok(known.unwrap_or_else(|| Arc::new((0..=self.rows).map(|record| 4 * record).collect())))
     }
 }
@@ -336,7 +332,7 @@ proptest! {
         random in any::<bool>(),
     ) {
         let order = order(&units, kind, batch_size);
-        let source = Made::new(&units, Behaviour { unskippable, fetches, random, ..Behaviour::default() });
+        let source = Made::new(&units, Behavior { unskippable, fetches, random, ..Behavior::default() });
         let mut options = options(threads, prefetch);
         // Enough memory for every case here, but low enough that the limit is checked.
         options.memory_limit = limited.then_some(1 << 20);
@@ -364,7 +360,7 @@ proptest! {
         let bad = Some((unit as u64, seed / 7 % units[unit]));
         let order = order(&units, kind, batch_size);
         let run = |threads, prefetch| {
-            let source = Made::new(&units, Behaviour { bad, fetches, random, ..Behaviour::default() });
+            let source = Made::new(&units, Behavior { bad, fetches, random, ..Behavior::default() });
             read(&source, &order, options(threads, Some(prefetch)))
         };
         let (batches, error) = run(1, 1);
@@ -380,18 +376,18 @@ fn a_unit_that_cannot_be_opened_ends_the_pass_where_its_first_row_comes() {
     let units = [50; 8];
     for kind in [Kind::Sequential, Kind::Window, Kind::Buffer, Kind::Block] {
         let order = order(&units, kind, 10);
-        let (whole, none) = read(&Made::new(&units, Behaviour::default()), &order, options(2, None));
+        let (whole, none) = read(&Made::new(&units, Behavior::default()), &order, options(2, None));
         assert!(none.is_none());
         for (shut, how) in (0..8).flat_map(|unit| (0..4).map(move |how| (unit, how))) {
             let (fetches, random) = ([0, 3][how / 2], how % 2 == 1);
-            let behaviour = Behaviour {
+            let behavior = Behavior {
                 shut: (fetches == 0).then_some(shut),
                 gone: (fetches > 0).then_some(shut),
                 fetches,
                 random,
-                ..Behaviour::default()
+                ..Behavior::default()
             };
-            let (batches, error) = read(&Made::new(&units, behaviour), &order, options(2, None));
+            let (batches, error) = read(&Made::new(&units, behavior), &order, options(2, None));
             let what = if fetches > 0 { "gone" } else { "shut" };
             assert!(error.unwrap().to_string().contains(&format!("unit {shut} is {what}")));
             let values: Vec<i64> = (0..50).map(|record| value(shut, record)).collect();
@@ -407,15 +403,15 @@ fn who_waits_for_a_unit_that_cannot_be_opened_is_told() {
     let order = order(&units, Kind::Sequential, 40_000);
     for _ in 0..20 {
         // The last piece of a batch may be the first to open its unit. Then the preceding pieces wait for it.
-        let behaviour = Behaviour {
+        let behavior = Behavior {
             shut: Some(2),
             opening: Duration::from_millis(5),
             random: true,
-            ..Behaviour::default()
+            ..Behavior::default()
         };
         let (sent, done) = std::sync::mpsc::channel();
         let order = order.clone();
-        std::thread::spawn(move || sent.send(read(&Made::new(&units, behaviour), &order, options(3, Some(1)))));
+        std::thread::spawn(move || sent.send(read(&Made::new(&units, behavior), &order, options(3, Some(1)))));
         let (batches, error) = done
             .recv_timeout(Duration::from_secs(30))
             .expect("a task was never resumed");
@@ -431,9 +427,9 @@ fn a_failed_pass_keeps_its_error_alone() {
         let order = order(&units, kind, 10);
         let source = Made::new(
             &units,
-            Behaviour {
+            Behavior {
                 bad: Some((5, 7)),
-                ..Behaviour::default()
+                ..Behavior::default()
             },
         );
         let memory = Memory::new(&source.facts().columns);
@@ -475,7 +471,7 @@ fn a_failed_pass_keeps_its_error_alone() {
 #[test]
 fn a_batch_that_is_lost_ends_the_pass() {
     let units = [50; 8];
-    let source = Made::new(&units, Behaviour::default());
+    let source = Made::new(&units, Behavior::default());
     let order = order(&units, Kind::Sequential, 10);
     let memory = Memory::new(&source.facts().columns);
     let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, None), memory).unwrap();
@@ -499,12 +495,12 @@ fn a_thread_with_nothing_to_do_passes_over_records() {
     let order = order(&units, Kind::Sequential, 1000);
     // The idle thread arrives before the unit is open in one case, and after that in the other.
     for opening in [Duration::ZERO, Duration::from_millis(50)] {
-        let behaviour = Behaviour {
+        let behavior = Behavior {
             waits: true,
             opening,
-            ..Behaviour::default()
+            ..Behavior::default()
         };
-        let (found, error) = read(&Made::new(&units, behaviour), &order, options(2, None));
+        let (found, error) = read(&Made::new(&units, behavior), &order, options(2, None));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(found, expected(&units, &order));
     }
@@ -514,13 +510,13 @@ fn a_thread_with_nothing_to_do_passes_over_records() {
 fn passing_over_and_decoding_must_agree() {
     let units = [100_000];
     let order = order(&units, Kind::Sequential, 1000);
-    let behaviour = Behaviour {
+    let behavior = Behavior {
         waits: true,
         astray: true,
-        ..Behaviour::default()
+        ..Behavior::default()
     };
     // The skipped position is used only if decoding hasn't reached it first, which is the usual case.
-    let error = (0..100).find_map(|_| read(&Made::new(&units, behaviour.clone()), &order, options(2, None)).1);
+    let error = (0..100).find_map(|_| read(&Made::new(&units, behavior.clone()), &order, options(2, None)).1);
     let error = error.expect("skipping and decoding disagree").to_string();
     assert!(error.contains("was expected at byte"), "{error}");
 }
@@ -529,9 +525,9 @@ fn passing_over_and_decoding_must_agree() {
 fn one_batch_is_shared_by_threads() {
     let units = [40_000, 3];
     let order = order(&units, Kind::Sequential, 50_000);
-    let behaviour = Behaviour::default();
+    let behavior = Behavior::default();
     for threads in [1, 2, 7] {
-        let (found, error) = read(&Made::new(&units, behaviour.clone()), &order, options(threads, Some(1)));
+        let (found, error) = read(&Made::new(&units, behavior.clone()), &order, options(threads, Some(1)));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(found, expected(&units, &order));
     }
@@ -542,13 +538,13 @@ fn units_are_fetched_several_at_once_on_one_thread() {
     let units = [100; 40];
     for kind in [Kind::Sequential, Kind::Window] {
         let order = order(&units, kind, 100);
-        let behaviour = Behaviour {
+        let behavior = Behavior {
             fetches: 10,
             fetching: Duration::from_millis(20),
             random: true,
-            ..Behaviour::default()
+            ..Behavior::default()
         };
-        let source = Made::new(&units, behaviour);
+        let source = Made::new(&units, behavior);
         let (found, error) = read(&source, &order, options(1, None));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(found, expected(&units, &order));
@@ -563,12 +559,12 @@ fn units_are_fetched_several_at_once_on_one_thread() {
 fn a_pass_that_is_left_does_not_wait_for_what_it_fetches() {
     for kind in [Kind::Sequential, Kind::Window] {
         let order = order(&[100; 40], kind, 100);
-        let behaviour = Behaviour {
+        let behavior = Behavior {
             fetches: 4,
             fetching: Duration::from_secs(60),
-            ..Behaviour::default()
+            ..Behavior::default()
         };
-        let source = Made::new(&[100; 40], behaviour);
+        let source = Made::new(&[100; 40], behavior);
         let memory = Memory::new(&source.facts().columns);
         let begun = Instant::now();
         let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, None), memory).unwrap();

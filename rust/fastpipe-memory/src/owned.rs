@@ -92,7 +92,7 @@ impl OwnedMemory {
         if start.addr().get() % ALIGNMENT != 0 {
             return None;
         }
-        if !region.is_initialised() {
+        if !region.is_initialized() {
             // SAFETY: the region has this many writable bytes, which no other code uses while it exists. It is kept
             // below.
             unsafe { start.write_bytes(0, capacity) };

@@ -9,7 +9,7 @@ pub struct Region {
     start: NonNull<u8>,
     len: usize,
     /// Whether its bytes are initialized.
-    initialised: bool,
+    initialized: bool,
     _owner: Box<dyn Send + Sync>,
 }
 
@@ -29,7 +29,7 @@ impl Region {
         Region {
             start,
             len,
-            initialised: false,
+            initialized: false,
             _owner: Box::new(owner),
         }
     }
@@ -39,17 +39,17 @@ impl Region {
     /// # Safety
     ///
     /// As for [`Region::new`], and the bytes are initialized.
-    pub unsafe fn initialised(start: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
+    pub unsafe fn initialized(start: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         Region {
-            initialised: true,
+            initialized: true,
             // SAFETY: guaranteed by the caller.
             ..unsafe { Region::new(start, len, owner) }
         }
     }
 
     /// Whether the bytes are initialized.
-    pub(crate) fn is_initialised(&self) -> bool {
-        self.initialised
+    pub(crate) fn is_initialized(&self) -> bool {
+        self.initialized
     }
 
     /// Address of the first byte.
