@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_specification() {
+    fn names_match_the_specification() {
         for good in ["a", "_", "A9", "_0", "snake_case"] {
             assert!(is_name(good), "{good}");
         }

@@ -215,7 +215,7 @@ fn logical_types_and_names_are_kept() {
 
 /// Values below a null or outside of the offsets are ignored, even if they are null or out of range.
 #[test]
-fn values_that_no_row_has_are_not_looked_at() {
+fn values_without_rows_are_ignored() {
     let schema = r#"{"type":"record","name":"R","fields":[
         {"name":"list","type":["null",{"type":"array","items":"int"}]},
         {"name":"inner","type":["null",{"type":"record","name":"I","fields":[{"name":"x","type":"int"}]}]}]}"#;
@@ -241,7 +241,7 @@ fn values_that_no_row_has_are_not_looked_at() {
 
 /// `arrow-avro` reads the wrong bits for a list's booleans if they don't begin with their buffer.
 #[test]
-fn bools_that_begin_within_a_byte() {
+fn bools_at_a_bit_offset_are_read() {
     let bools = BooleanArray::from(vec![true, false, true, true, false]).slice(1, 4);
     let offsets = arrow_buffer::OffsetBuffer::new(vec![0, 2, 4].into());
     let item = Arc::new(Field::new("item", DataType::Boolean, false));
@@ -258,7 +258,7 @@ fn bools_that_begin_within_a_byte() {
 }
 
 #[test]
-fn schemas_that_explode_are_refused() {
+fn exponentially_large_schemas_are_refused() {
     let mut fields =
         String::from(r#"{"name":"f0","type":{"type":"record","name":"T0","fields":[{"name":"x","type":"int"}]}}"#);
     for i in 1..40 {

@@ -144,7 +144,7 @@ mod tests {
 
     /// The fingerprints in the specification's own tests (share/test/data/schema-tests.txt).
     #[test]
-    fn known_fingerprints() {
+    fn fingerprints_match_known_values() {
         for (schema, fingerprint) in [
             ("\"null\"", 7195948357588979594i64),
             ("\"boolean\"", -6970731678124411036),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reading_does_not_need_is_left_out() {
+    fn attributes_that_reading_ignores_are_removed() {
         let adorned = r#"{"namespace": "x.y", "doc": "d", "type": "record", "name": "R", "aliases": ["S"], "fields": [
             {"doc": "a", "type": {"type": "enum", "name": "E", "symbols": ["A", "B"], "default": "A"}, "name": "e"},
             {"name": "f", "type": ["null", {"size": 4, "type": "fixed", "name": "z.F"}], "default": null},

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_declare_no_more_rows_than_their_bytes_can_hold() {
+    fn row_counts_beyond_the_bytes_of_a_block_are_refused() {
         // A double takes eight bytes.
         for (codec, size, most) in [
             ("null", 80, 10),

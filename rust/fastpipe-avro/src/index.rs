@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn another_header_is_another_file() {
+    fn an_index_does_not_match_another_header() {
         let (mut file, blocks, size) = sample();
         let bytes = encode_index(&file, &blocks);
         assert_eq!(decode_index(&bytes, &file, size).unwrap(), Some(blocks));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_such_a_file_can_not_have_is_refused() {
+    fn impossible_indexes_are_refused() {
         let (file, blocks, size) = sample();
         let encoded = |change: &dyn Fn(&mut Vec<Block>)| {
             let mut changed = blocks.clone();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_noticed() {
+    fn every_truncation_is_detected() {
         let (file, blocks, size) = sample();
         let mut bytes = encode_index(&file, &blocks);
         for n in 0..bytes.len() {

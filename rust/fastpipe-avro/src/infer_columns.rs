@@ -205,14 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_named_or_lie_within_one_that_is() {
+    fn requested_columns_include_nested_columns() {
         assert_eq!(names(Some(&["n", "a"])).unwrap(), ["n.x", "a"]);
         assert_eq!(names(Some(&["u:string", "u"])).unwrap(), ["u:string", "u", "u:int"]);
         assert!(names(Some(&[])).unwrap().is_empty());
     }
 
     #[test]
-    fn what_is_not_read_is_left_out_unless_it_is_named() {
+    fn unsupported_columns_are_skipped_unless_requested() {
         let inferred = infer_columns(&schema(), None).unwrap();
         let left_out: Vec<_> = inferred.left_out.iter().map(|(name, _)| &**name).collect();
         assert_eq!(left_out, ["n.again"]);

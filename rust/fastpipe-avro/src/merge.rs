@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_both() {
+    fn records_combine_the_fields_of_both_schemas() {
         let first = record(r#"{"name": "a", "type": "int"}, {"name": "b", "type": ["string", "null"]}"#);
         let second = record(r#"{"name": "c", "type": "int"}, {"name": "a", "type": "float"}"#);
         assert_eq!(
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_of_both() {
+    fn unions_combine_the_branches_of_both_schemas() {
         for (first, second, expected) in [
             (r#""int""#, r#""string""#, "union<int, string>"),
             (
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals_have_the_digits_of_both() {
+    fn decimals_fit_the_digits_of_both_schemas() {
         let decimal = |precision: u32, scale: u32| {
             format!(r#"{{"type": "bytes", "logicalType": "decimal", "precision": {precision}, "scale": {scale}}}"#)
         };
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn recursive_types_end() {
+    fn recursive_types_terminate() {
         let tree = |more: &str| {
             format!(r#"{{"type": "record", "name": "T", "fields": [{{"name": "next", "type": ["null", "T"]}}{more}]}}"#)
         };
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn types_of_one_kind_that_differ_are_refused() {
+    fn different_types_of_one_kind_are_refused() {
         let fixed = |n: u32| format!(r#"{{"type": "fixed", "name": "F", "size": {n}}}"#);
         let (first, second) = (Schema::parse(&fixed(1)).unwrap(), Schema::parse(&fixed(2)).unwrap());
         let error = merge(&first, &second).unwrap_err();

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn unions_on_either_side() {
+    fn unions_resolve_on_either_side() {
         for (writer, reader, expected) in [
             (r#""int""#, r#"["null", "long"]"#, "union<int>"),
             (r#"["null", "int"]"#, r#"["long", "null"]"#, "union<null, int>"),
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_that_match_none_of_the_readers_are_mismatches() {
+    fn branches_without_a_matching_reader_branch_are_mismatches() {
         for (reader, wanted) in [
             (r#"["null", "int", "string"]"#, "union<null, int, string>"),
             ("[]", "a union without branches"),
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn the_very_type_comes_before_a_promotion() {
+    fn an_exact_type_is_preferred_to_a_promotion() {
         let (writer, reader) = (
             Schema::parse(r#""long""#).unwrap(),
             Schema::parse(r#"["string", "double", "long"]"#).unwrap(),
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn recursive_types_end() {
+    fn recursive_types_terminate() {
         let tree = |more: &str| {
             format!(
                 r#"{{"type": "record", "name": "T", "fields": [{{"name": "v", "type": "int"}}{more},

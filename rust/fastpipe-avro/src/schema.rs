@@ -424,7 +424,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_recursion() {
+    fn sizes_and_recursion_are_determined() {
         let schema = Schema::parse(
             r#"{"type": "record", "name": "Tree", "fields": [
                 {"name": "head", "type": {"type": "record", "name": "Head", "fields": [
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schema_is_an_error() {
+    fn invalid_schemas_are_errors() {
         for json in [
             "",
             "{",

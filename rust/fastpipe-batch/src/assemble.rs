@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn any_division_among_tasks_gives_the_same_batch() {
+    fn the_batch_does_not_depend_on_how_tasks_divide_it() {
         let columns = columns();
         let parts: Arc<[_]> = columns.iter().flat_map(|c| c.parts()).collect();
         let pool = SlabPool::new(4);

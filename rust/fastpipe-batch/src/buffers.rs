@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_come_back() {
+    fn buffers_are_returned_to_the_pool() {
         let pool = BufferPool::default();
         let mut b = pool.take(100_000).unwrap();
         b[99_999] = 1;
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_that_fits_is_taken() {
+    fn the_smallest_fitting_buffer_is_used() {
         let pool = BufferPool::default();
         let buffers = [1_000_000, 300_000, 500_000].map(|len| pool.take(len).unwrap());
         let small = buffers[1].as_ptr();

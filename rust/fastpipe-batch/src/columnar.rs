@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_written_once_and_wholly() {
+    fn parts_are_written_completely_and_once() {
         let rows = rows();
         let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
         let mut columnar = sink.begin_columnar(0..2).unwrap();

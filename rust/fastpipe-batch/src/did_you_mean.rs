@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_count_single_changes() {
+    fn distances_count_edits() {
         for (a, b, expected) in [
             ("", "", 0),
             ("", "abc", 3),

@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn is_short_whatever_it_quotes() {
+    fn messages_stay_short_with_long_quotes() {
         for quoted in ["x".repeat(100_000), "ä€😀".repeat(100_000)] {
             for shift in ["", "y", "yy", "yyy"] {
                 let e = Error::new(ErrorKind::Schema, format!("found '{shift}{quoted}'; write it again"))

@@ -51,7 +51,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn what_does_not_exist_is_an_error() {
+    fn impossible_allocations_are_errors() {
         let huge = usize::MAX / 32;
         let errors = [
             try_with_capacity::<u64>(huge, "a test").unwrap_err(),
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_collected_is_all_there_was() {
+    fn collecting_keeps_all_items() {
         let odd: Vec<u32> = try_collect((0..1000).filter(|i| i % 2 == 1), "a test").unwrap();
         assert!(odd.iter().copied().eq((0..500).map(|i| 2 * i + 1)));
         assert_eq!(try_filled(7, 3, "a test").unwrap(), [7; 3]);

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrays_are_as_long_as_the_request_says() {
+    fn arrays_have_the_requested_length() {
         let leaf = Leaf::Fixed(DType::I32);
         let dense = |pad| Request::Dense {
             shape: vec![2, 3],
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn code_of_specs_is_pythons() {
+    fn specs_are_rendered_as_python_code() {
         let numbers = Leaf::Fixed(DType::F32);
         let code = |dims, last, leaf| spec_code(dims, last, leaf, false, None);
         assert_eq!(code(0, None, numbers), r#"fastpipe.DenseSpec((), "float32")"#);

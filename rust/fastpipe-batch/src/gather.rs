@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn gathered_rows_are_those_of_the_index() {
+    fn gathered_rows_match_the_index() {
         let index = [3, 0, 9, 9, 1, 7, 2, 2, 5];
         for width in WIDTHS {
             let source = rows(10, width);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_come_one_behind_the_other() {
+    fn spans_are_copied_consecutively() {
         let spans = [(3, 2), (0, 0), (9, 1), (0, 4), (10, 0), (3, 1), (1, 1), (0, 10)];
         let spans = spans.map(|(start, len)| Span { start, len });
         for width in WIDTHS {
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_gathered_from_several_sources_and_moved_among_others() {
+    fn rows_are_gathered_from_several_sources_and_scattered() {
         let places: Vec<Place> = (0..40)
             .map(|k| (k % 3, k * 7 % 10))
             .map(|(source, row)| Place { source, row })
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_copied_where_something_is_out_of_bounds() {
+    fn nothing_is_copied_if_an_index_is_out_of_bounds() {
         for width in [1, 3, 4, 100] {
             let source = rows(10, width);
             let mut target = vec![7; 3 * width];

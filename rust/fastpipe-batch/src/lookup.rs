@@ -181,7 +181,7 @@ mod tests {
 
     /// Users may have stored indices that depend on these hashes. The first two are from the specification of XXH3.
     #[test]
-    fn hashes_stay_what_they_are() {
+    fn hashes_never_change() {
         assert_eq!(hash_of(b"", 0), 0x2d06_8005_38d3_94c2);
         assert_eq!(hash_of(b"", 0x9e37_79b1_85eb_ca8d), 0xa8a6_b918_b2f0_364a);
         let known = |buckets, seed, key: Key<'_>| hashed(buckets, seed).find_one(key);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_keys_get_what_was_asked_for() {
+    fn unknown_keys_follow_the_policy() {
         let vocabulary = Arc::new(Vocabulary::of([(&b"a"[..], 0), (b"b\x01c", 4)]).unwrap());
         let with = |unknown| lookup(Indices::Vocabulary(vocabulary.clone(), unknown), b"\x01");
         let keys = [

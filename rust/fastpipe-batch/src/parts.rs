@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_lie_within_the_lengths_before_them() {
+    fn parts_are_nested_in_the_lengths_before_them() {
         let numbers = Leaf::Fixed(DType::F32);
         for form in [
             ragged(&[], &[3], TEXT, Some(0)),
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_numbered_in_their_order() {
+    fn parts_are_numbered_in_order() {
         let ids = PartIds::new(&ragged(&[true, false], &[2], TEXT, Some(1)), 10);
         assert_eq!(ids.lengths, [11, 12]);
         assert_eq!(ids.coordinates, None);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn the_roles_of_parts_are_those_of_their_kinds() {
+    fn roles_of_parts_match_their_kinds() {
         let numbers = Leaf::Fixed(DType::U8);
         let mut forms = Vec::new();
         for leaf in [numbers, TEXT] {
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_is_marked_and_as_long_as_its_level_says() {
+    fn absent_values_are_marked_and_have_the_length_of_their_level() {
         let form = ragged(&[true, false], &[3, 4], Leaf::Fixed(DType::I32), Some(1));
         let ids = PartIds::new(&form, 0); // Indices: mask, lengths, lengths, leaf mask, values.
         let absent = |level| {

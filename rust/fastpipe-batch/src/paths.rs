@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_has_a_text_of_its_own() {
+    fn every_path_has_a_unique_text() {
         let paths: [&[u8]; 8] = [
             b"",
             b"a/b.avro",

@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocator_gets_back_what_it_gave() {
+    fn allocators_receive_their_memory_back() {
         let out = Arc::new(AtomicUsize::new(0));
         let boxes = Boxes {
             out: out.clone(),
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_away_does_not_come_back() {
+    fn released_memory_is_not_returned_to_the_pool() {
         let out = Arc::new(AtomicUsize::new(0));
         let boxes = Boxes {
             out: out.clone(),
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_lies_wrong_is_refused() {
+    fn misaligned_memory_is_refused() {
         let out = Arc::new(AtomicUsize::new(0));
         let boxes = Boxes {
             out: out.clone(),
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn slabs_are_aligned_and_used_again() {
+    fn slabs_are_aligned_and_reused() {
         let pool = SlabPool::new(2);
         let slab = pool.take(100_000).unwrap();
         let at = slab.as_ptr();
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_gets_back_what_it_used_last() {
+    fn a_thread_reuses_its_last_slab() {
         let pool = SlabPool::new(4);
         let mut mine: Vec<_> = (0..2).map(|_| pool.take(100_000).unwrap()).collect();
         let theirs = std::thread::scope(|scope| scope.spawn(|| pool.take(100_000).unwrap()).join().unwrap());
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_does_not_exist_is_an_error() {
+    fn unavailable_memory_is_an_error() {
         let pool = SlabPool::new(2);
         assert_eq!(
             pool.take(usize::MAX / 2).err().map(|e| e.kind()),
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn free_slabs_are_given_back_when_there_is_no_memory() {
+    fn free_slabs_are_released_if_memory_runs_out() {
         let pool = SlabPool::new(4);
         drop(pool.take(100_000).unwrap());
         let size = SlabPool::size(100_000);

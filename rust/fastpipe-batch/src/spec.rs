@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn each_ragged_level_has_a_mask_and_all_within_share_one() {
+    fn each_ragged_level_has_a_mask_and_inner_levels_share_one() {
         let shape = [None, None, Some(3), Some(4)];
         // Levels: the row, items of the first list, items of the second, arrays of 4, numbers.
         let masks = |nullable: &[bool]| {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_masks_that_are_asked_for_are_there() {
+    fn only_requested_masks_exist() {
         for nulls in [Nulls::Error, Nulls::Fill(None)] {
             let request = Request::Dense {
                 shape: vec![2],
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_around_the_innermost_mask_are_marked_in_it_and_others_are_not() {
+    fn only_nulls_around_the_innermost_mask_are_marked_in_it() {
         let marked = |nullable: &[bool]| {
             let form = Form::Nested(nested(&[None, Some(3), Some(4)], nullable));
             (0..4).map(|level| form.marks_null(level)).collect::<Vec<_>>()

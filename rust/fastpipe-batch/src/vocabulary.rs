@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_ones_have_the_same_keys_and_indices_in_any_order() {
+    fn equal_vocabularies_have_the_same_keys_and_indices_in_any_order() {
         let of = |keys: &[(&[u8], u32)]| Vocabulary::of(keys.iter().copied()).unwrap();
         let one = of(&[(b"a", 0), (b"b", 1)]);
         assert_eq!(one, of(&[(b"b", 1), (b"a", 0)]));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_into_memory_is_an_error() {
+    fn vocabularies_beyond_memory_are_errors() {
         let error = Vocabulary::with_capacity(usize::MAX / 64, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     }

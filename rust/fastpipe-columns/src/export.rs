@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_copied_where_layouts_allow() {
+    fn nothing_is_copied_if_layouts_match() {
         let (offsets, ends, text) = (numbers(&[0, 2, 2]), numbers(&[0, 1, 1, 3, 4]), bools("aöb".as_bytes()));
         let parts = vec![
             bools(&[1, 0]),
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_null() {
+    fn nat_is_null() {
         let of = |unit| Form::Nested(NestedForm::dense(&[2], Leaf::Fixed(DType::Datetime(unit))));
         let times = numbers(&[5, i64::MIN, -7, 8]);
         let seconds = exported(of(TimeUnit::Seconds), vec![times.clone()], 2).unwrap();
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_is_null_only_in_the_columns_that_are_named() {
+    fn nan_is_null_only_in_the_given_columns() {
         let halves = vec![0x3c00u16, 0x7e00, 0xfc01, 0x7c00];
         let floats = vec![1.0, f32::NAN, -f32::NAN, f32::INFINITY];
         let doubles: Vec<f64> = floats.iter().map(|&float| float.into()).collect();
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_rows_of_a_padded_batch_are_not_valid() {
+    fn padding_rows_are_not_valid() {
         let columns = [column(Form::Nested(NestedForm::dense(&[], Leaf::Fixed(DType::I64))))];
         let schema = schema(&columns, Some("valid"), HashMap::new()).unwrap();
         let batch = to_record_batch(
@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slab_lives_as_long_as_arrow_wants() {
+    fn a_slab_lives_as_long_as_its_arrow_arrays() {
         let pool = SlabPool::new(1);
         let slab = pool.take(16).unwrap();
         let start = slab.as_ptr().cast_const();

@@ -155,7 +155,7 @@ mod tests {
 
     /// Keys of null rows may have any value, including when the array starts at an offset.
     #[test]
-    fn sliced_dictionaries_below_nulls_have_their_rows() {
+    fn sliced_dictionaries_below_nulls_keep_their_rows() {
         for from in 0..9 {
             let keys = (0..10)
                 .map(|at| ["a", "b"][at % 2])

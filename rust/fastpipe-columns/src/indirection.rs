@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_lead_to_values_and_rows_that_are_not_there_to_none() {
+    fn keys_map_to_values_and_missing_rows_to_none() {
         let keys = Int16Array::from(vec![Some(2), None, Some(0)]);
         let values = Arc::new(StringArray::from(vec!["a", "b", "c"]));
         let array: ArrayRef = Arc::new(DictionaryArray::new(keys, values));

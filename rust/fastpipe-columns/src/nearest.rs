@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_width_and_a_null_with_garbage_below() {
+    fn every_width_converts_and_null_values_are_ignored() {
         let nulls = || Some(vec![true, false].into());
         let arrays: [ArrayRef; 4] = [
             Arc::new(
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_128_bits() {
+    fn decimals_of_more_than_128_bits_convert() {
         let value = i256::from_string(&"7".repeat(76)).unwrap();
         let array = Decimal256Array::from_iter_values([value, i256::ZERO]);
         for scale in [-100i8, 0, 30, 76] {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn middles_of_singles_are_rounded_once() {
+    fn float32_midpoints_are_rounded_once() {
         // The value is slightly above the middle of two neighboring singles, by 1 in 10**20. As a double, it is exactly
         // the middle.
         let middle = (1i128 << 24) + 1;

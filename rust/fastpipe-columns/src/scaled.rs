@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_and_a_null_with_garbage_below() {
+    fn every_width_converts_and_null_values_are_ignored() {
         let arrays: [ArrayRef; 5] = [
             Arc::new(
                 Decimal32Array::from(vec![1234, -5])
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_every_power_of_ten_does_not_fit_unless_it_is_zero() {
+    fn only_zero_fits_beyond_all_powers_of_ten() {
         let wide = Decimal256Array::from_iter_values([i256::MAX, i256::ZERO, i256::ONE]);
         let array: ArrayRef = Arc::new(wide.with_precision_and_scale(76, -50).unwrap());
         let (found, fitting) = unscaled(&array, Some(DType::U64), 0).unwrap();

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn large_units_are_cut_and_others_are_not() {
+    fn only_large_units_are_sliced() {
         let bytes = |unit: u64, rows: u32| if unit == 3 { 0 } else { u64::from(rows) * 10 };
         let slices = Slices::cut(vec![20, 0, 45, 1_000_000, 21], bytes, 100).unwrap();
         let expected = [
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn units_that_are_small_enough_stay_whole() {
+    fn small_units_are_not_sliced() {
         for slices in [
             Slices::whole(vec![5, 0, 7]),
             Slices::cut(vec![5, 0, 7], |_, _| 1, 100).unwrap(),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_declared_makes_no_more_slices_than_a_thousand() {
+    fn declared_sizes_create_at_most_a_thousand_slices() {
         let slices = Slices::cut(vec![u32::MAX; 3], |_, _| u64::MAX, 1).unwrap();
         assert!(slices.len() <= 3 * MOST as usize);
         let rows: u64 = (0..slices.len() as u64).map(|i| slices.get(i).rows.len() as u64).sum();

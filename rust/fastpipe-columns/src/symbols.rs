@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn dictionaries_are_one_in_the_order_in_which_values_come_first() {
+    fn dictionaries_are_unified_in_order_of_first_occurrence() {
         let mut symbols = Symbols::default();
         symbols
             .add_all(&array(&[Some("b"), None, Some("a"), Some("b")]))
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_listed_twice_and_codes_that_do_not_fit_are_refused() {
+    fn duplicate_values_and_codes_out_of_range_are_refused() {
         let error = Symbols::new(&["a".into(), "b".into(), "a".into()]).unwrap_err();
         assert!(error.reason().contains("lists 'a' twice"), "{error}");
         let texts: Vec<String> = (0..129).map(|i| i.to_string()).collect();

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_gathered_whatever_the_order_of_columns() {
+    fn rows_are_gathered_in_any_order_of_columns() {
         let unit = batch(&[("text", texts(&["a", "b", "c"])), ("x", numbers(&[1, 2, 3]))]);
         let source = source(vec![unit], &[3]);
         assert_eq!((source.facts().fetches, source.facts().access), (3, Access::Random));
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn units_that_are_not_what_was_said_are_refused() {
+    fn units_that_differ_from_their_description_are_refused() {
         let whole = batch(&[("x", numbers(&[1, 2])), ("text", texts(&["a", "b"]))]);
         let cases = [
             (
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_mean_what_the_source_says() {
+    fn codes_follow_the_dictionary_of_the_source() {
         let unit = |texts: &[&str]| {
             let array: DictionaryArray<Int8Type> = texts.iter().copied().collect();
             batch(&[("c", Arc::new(array))])
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_unit_takes_is_guessed_and_then_known() {
+    fn unit_sizes_are_estimated_and_then_measured() {
         let long = "x".repeat(1000);
         let unit = batch(&[("x", numbers(&[1, 2])), ("text", texts(&[&long, &long]))]);
         let source = source(vec![unit.clone(), unit], &[2, 2]);

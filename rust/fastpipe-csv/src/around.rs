@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_in_two_ways_is_an_error() {
+    fn ambiguous_dialects_are_errors() {
         // The same bytes follow each newline, both within quotes and outside of them.
         let (memory, dialect, header) = of(b"1,\"\n1,\"\n".repeat(5 << 20), 2);
         let mut around = Surroundings::new(&memory, &dialect, &header).unwrap();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn one_column_takes_quotes_or_the_start_of_the_file() {
+    fn a_single_column_needs_quotes_or_the_start_of_the_file() {
         let mut bytes = b"abc\n".repeat(12 << 20);
         let (memory, dialect, header) = of(bytes.clone(), 1);
         let mut around = Surroundings::new(&memory, &dialect, &header).unwrap();
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_with_other_numbers_of_fields_are_an_error() {
+    fn rows_with_a_wrong_number_of_fields_are_errors() {
         let mut bytes = b"1,2\n".repeat(20_000);
         bytes[40_000..][..4].copy_from_slice(b"1.2\n");
         let (memory, dialect, header) = of(bytes, 2);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn long_rows_are_found_too() {
+    fn long_rows_are_found() {
         let mut bytes = Vec::new();
         for i in 0..30 {
             bytes.extend(vec![b'x'; 300_000 + i]);

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_of_a_dialect_differ() {
+    fn bytes_of_a_dialect_must_differ() {
         let sound = Dialect::default();
         assert!(sound.check().is_ok());
         let wrong = [
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_tell_dialects_apart_that_have_other_rows() {
+    fn tags_distinguish_dialects_with_different_rows() {
         let sound = Dialect::default();
         let others = [
             sound.clone(),

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_what_they_say() {
+    fn fields_are_parsed() {
         assert_eq!(fields(b"a,,b c\n").unwrap(), ["a", "", "b c"]);
         assert_eq!(
             fields(b"\"a,\r\n\"\"b\"\"\",\"\",\"\"\"\"\r\n").unwrap(),

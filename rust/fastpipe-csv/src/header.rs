@@ -307,7 +307,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn names_are_those_of_the_first_row() {
+    fn names_come_from_the_first_row() {
         let found = header(b"\xef\xbb\xbf# c\n\na,\"b\n\",\r\n1,2,3\n", Names::FirstRow).unwrap();
         assert_eq!((names(&found), found.first), (vec!["a", "b\n", ""], 17));
         let found = header(b"\xef\xbb\xbf1,2\n", Names::Numbered).unwrap();
@@ -321,7 +321,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_header_tells_contents_apart_by_their_ends() {
+    fn headers_distinguish_contents_by_their_ends() {
         let of = |bytes: &[u8]| header(bytes, Names::FirstRow).unwrap().digest;
         let mut bytes = vec![b'x'; 300_000];
         let before = of(&bytes);
@@ -334,7 +334,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_csv_is_refused() {
+    fn contents_that_are_not_csv_are_refused() {
         let kind = |bytes: &[u8]| header(bytes, Names::FirstRow).unwrap_err().kind();
         assert_eq!(kind(b""), ErrorKind::Malformed);
         assert_eq!(kind(b"\n\n# a\n"), ErrorKind::Malformed);
@@ -353,7 +353,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn wide_characters_are_refused_by_their_name() {
+    fn errors_name_the_encoding_of_wide_characters() {
         let text = "größe,Łódź,b\n1,2,3\n".repeat(200);
         let utf16: Vec<u16> = text.encode_utf16().collect();
         let utf32: Vec<u32> = text.chars().map(u32::from).collect();
@@ -387,7 +387,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_header_of_a_compressed_file_is_that_of_its_text() {
+    fn a_compressed_file_has_the_header_of_its_text() {
         let (stored, text) = (Memory(vec![7; 50]), Memory(b"\xef\xbb\xbfa,b\n1,2\n".to_vec()));
         let found = Header::read_compressed(&stored, &text, &Dialect::default()).unwrap();
         assert_eq!((names(&found), found.first, found.size), (vec!["a", "b"], 7, 50));

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_the_narrowest_that_all_values_have() {
+    fn the_narrowest_type_that_fits_all_values_is_inferred() {
         let cases: [(&[&str], &str); 22] = [
             (&["1", " -2"], "int64"),
             (&["1", "18446744073709551615"], "uint64"),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_are_masked_where_the_type_has_none() {
+    fn nulls_are_masked_if_the_type_has_no_null() {
         assert_eq!(leaf(&["1"]).1, Nulls::Error);
         assert_eq!(leaf(&["1", "NA"]).1, Nulls::Mask);
         assert_eq!(leaf(&["2024-01-01", ""]).1, Nulls::Fill(None));

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_end_where_a_newline_is_in_no_quotes() {
+    fn rows_end_at_unquoted_newlines() {
         let dialect = Dialect {
             comment: Some(b'#'),
             ..Dialect::default()
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn ragged_rows_are_no_rows_if_they_are_passed_over() {
+    fn skipped_ragged_rows_are_not_counted() {
         let dialect = Dialect {
             on_ragged: OnRagged::Skip,
             ..Dialect::default()

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn long_rows_are_passed_in_little_time() {
+    fn long_rows_are_skipped_quickly() {
         let mut bytes = b"a,b\n1,2\n3,\"".to_vec();
         bytes.extend(b"xx\n".repeat(10 << 20));
         bytes.extend(b"\"\n5,6\n");
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_end_is_an_error_before_memory_is_full() {
+    fn an_endless_row_is_an_error_before_memory_is_full() {
         let mut stream = RowStream::new("x", &Dialect::default());
         let mut none = Every {
             step: 1,

@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_keep_integers_or_do_not() {
+    fn floats_represent_integers_exactly_or_are_refused() {
         let kept = |text: &str| {
             let (single, double): (f32, f64) = (text.parse().unwrap(), text.parse().unwrap());
             (
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn times_keep_what_their_unit_has() {
+    fn times_are_exact_in_their_unit() {
         let at = |text: &str, unit| time(text.as_bytes(), unit);
         assert_eq!(at("1970-01-02T00:00:01", TimeUnit::Seconds), Some(86_401));
         assert_eq!(at("1970-01-01 00:00:00.25Z", TimeUnit::Milliseconds), Some(250));
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn times_need_no_seconds() {
+    fn times_without_seconds_are_valid() {
         let at = |text: &str| time(text.as_bytes(), TimeUnit::Seconds);
         for text in [
             "1970-01-02 03:04",
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn truth_is_written_in_a_few_ways() {
+    fn bools_have_several_spellings() {
         assert_eq!(
             (boolean(b"TRUE"), boolean(b"false"), boolean(b"1")),
             (Some(true), Some(false), Some(true))

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_that_is_dismissed_leaves_no_nulls_behind() {
+    fn a_discarded_index_leaves_no_nulls() {
         let folder = tempfile::tempdir().unwrap();
         let path: Arc<str> = folder.path().join("x.csv").to_str().unwrap().into();
         std::fs::write(&*path, "a,b\n1,2\n3,4\n").unwrap();

@@ -87,7 +87,7 @@ fn avro_files_are_units_of_records() {
 }
 
 #[test]
-fn damage_costs_what_lies_behind_it_if_it_is_tolerated() {
+fn tolerated_damage_drops_the_rows_after_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut cut = avro("x", &[5, 7]);
     cut.truncate(cut.len() - 20);
@@ -104,7 +104,7 @@ fn damage_costs_what_lies_behind_it_if_it_is_tolerated() {
 }
 
 #[test]
-fn the_caller_ends_it() {
+fn the_caller_can_cancel() {
     let folder = tempfile::tempdir().unwrap();
     let path = written(folder.path(), "a", &avro("x", &[5]));
     let ended = AvroFiles::open(&[path], HOW, None, true, &mut |_| Err("enough"));
@@ -133,7 +133,7 @@ fn csv_files(paths: &[Arc<str>], how: Opening<'_>) -> CsvFiles {
 }
 
 #[test]
-fn the_text_of_a_compressed_file_is_read_like_any() {
+fn compressed_files_are_read_like_plain_ones() {
     let folder = tempfile::tempdir().unwrap();
     let text = csv(10_000);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -156,7 +156,7 @@ fn the_text_of_a_compressed_file_is_read_like_any() {
 }
 
 #[test]
-fn an_index_that_was_kept_says_the_same() {
+fn a_cached_index_equals_a_new_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = written(folder.path(), "a.csv", csv(50_000).as_bytes());
     // A file that was just written isn't indexed, so change its modification time.
@@ -233,7 +233,7 @@ fn windows_have_sixteen_batches_or_sixty_four_units() {
 }
 
 #[test]
-fn vocabularies_have_a_key_a_line() {
+fn vocabularies_have_one_key_per_line() {
     let folder = tempfile::tempdir().unwrap();
     let read = |text: &[u8]| read_vocabulary(&written(folder.path(), "keys", text), &mut never);
     let keys = read(b"a\r\nb\n\nc\n").unwrap();

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_looks_for_all_who_ask_before() {
+    fn one_admission_check_serves_all_earlier_requests() {
         let settings = Settings {
             kind: Kind::Sequential,
             batch_size: 1,

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reservations_are_given_back() {
+    fn reservations_are_released() {
         let budget = Budget::new(Some(100));
         let first = budget.reserve(70);
         assert!(budget.fits(30) && !budget.fits(31));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_everything_fits_but_little_is_opened_ahead() {
+    fn without_a_limit_everything_fits_but_few_units_are_opened_in_advance() {
         let budget = Budget::new(None);
         assert!(budget.fits(u64::MAX));
         assert!(budget.fits_ahead(AHEAD, 0) && !budget.fits_ahead(AHEAD + 1, 0));

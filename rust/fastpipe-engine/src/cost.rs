@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_one_size_are_fitted_by_bytes() {
+    fn rows_of_equal_size_are_fitted_by_bytes() {
         let model = CostModel::new(1);
         for rows in [10u64, 700, 30, 1000, 5, 60, 7, 800, 90, 100] {
             model.decoded(0, rows, rows * 100, rows * 50);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_learned_apart_and_change_with_time() {
+    fn classes_are_learned_separately_and_adapt() {
         let model = CostModel::new(2);
         for _ in 0..20 {
             model.opened(0, 1000, 1000, 100);

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_woken_for_other_batches_than_the_next() {
+    fn only_the_next_batch_wakes_the_consumer() {
         let mut state = with_ready(&[1, 2, 3, 4, 5, 6, 7]);
         state.sleep(Instant::now());
         assert!(!state.must_wake(true));
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn who_got_batches_fast_is_woken_for_several() {
+    fn a_fast_consumer_is_woken_for_several_batches() {
         let mut state = with_ready(&[0]);
         state.sleep(Instant::now());
         assert!(state.must_wake(false), "the rate of batches is not known yet");
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_counts_until_the_consumer_goes() {
+    fn the_first_error_is_kept_until_the_consumer_leaves() {
         let error = |reason| Error::new(ErrorKind::Storage, reason);
         let reason = |delivery: &DeliveryQueue| delivery.lock().failed.as_ref().map(|e| e.reason().to_owned());
         let delivery = DeliveryQueue::new(None);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_ends_the_batches_is_one_of_them() {
+    fn an_error_that_ends_a_pass_is_delivered_in_order() {
         let delivery = DeliveryQueue::new(None);
         assert_eq!(delivery.begins(3), Some(0));
         delivery.end_at(3, Some(Error::new(ErrorKind::Limit, "too much")));
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_consumer_that_does_something_lags() {
+    fn only_a_busy_consumer_lags() {
         let mut state = with_ready(&[0, 1]);
         assert!(!state.lags(2), "the consumer is waiting");
         state.left = Some(Instant::now());
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn who_slept_for_long_is_woken_for_one() {
+    fn a_consumer_that_slept_long_is_woken_for_one_batch() {
         let mut state = with_ready(&[0]);
         state.sleep(Instant::now());
         state.wake(Duration::ZERO);

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_wait_at_once_as_may() {
+    fn concurrent_fetches_reach_the_limit() {
         let (fetches, _heard) = fetches(5, 300);
         let start = Instant::now();
         let all: Vec<_> = (0..5).map(|unit| fetches.start(unit, unit).unwrap()).collect();
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_first_is_fetched_first() {
+    fn units_are_fetched_in_the_order_of_need() {
         let (fetches, heard) = fetches(1, 5);
         let all = [(0, 0), (7, 9), (8, 2), (9, 2)].map(|(unit, batch)| {
             let fetch = fetches.start(unit, batch).unwrap();
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_a_unit_is_fetched_behind_it() {
+    fn the_rest_of_a_unit_is_fetched_after_its_start() {
         let (fetches, heard) = fetches_of(4, 200, true);
         let start = Instant::now();
         let all: Vec<_> = (0..4).map(|unit| fetches.start(unit, 0).unwrap()).collect();
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_cancels_and_forgets() {
+    fn closing_cancels_all_fetches() {
         let (fetches, heard) = fetches(1, 60_000);
         let all = [0, 1].map(|unit| fetches.start(unit, 0).unwrap());
         assert_eq!(heard.recv().unwrap(), 0);

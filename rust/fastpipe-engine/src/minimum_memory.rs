@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_units_take_what_their_rows_take() {
+    fn equal_units_need_the_memory_of_their_rows() {
         let statistics = UnitStatistics {
             rows: 1000.0,
             bytes: 100_000.0,

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_cut_only_where_too_few_of_them_are_under_way() {
+    fn batches_are_split_only_if_too_few_are_in_flight() {
         let free = prefetching(None);
         assert_eq!([1, 2, 8].map(|threads| free.ahead(threads)), [2, 4, 10]);
         assert_eq!([1, 2, 8].map(|threads| free.tasks(u64::MAX, threads)), [1, 1, 1]);

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_or_half_of_the_machine_is_what_counts() {
+    fn the_bound_is_the_limit_or_half_of_the_memory() {
         let window = order(Kind::Window, 10_000_000);
         for (limit, machine, fits) in [
             (None, None, true),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_buffer_that_is_named_is_the_largest_that_fits() {
+    fn errors_name_the_largest_fitting_buffer() {
         for kind in [Kind::Window, Kind::Block, Kind::Buffer] {
             for seeks in [false, true] {
                 let limit = 60_000_000;
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn seeking_in_a_buffer_takes_more() {
+    fn seeking_in_a_buffer_needs_more_memory() {
         let buffer = order(Kind::Buffer, 1 << 22);
         let (from_start, anywhere) = (
             buffer.planning_memory(1 << 22, false),

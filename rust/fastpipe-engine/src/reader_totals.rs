@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_work_of_a_pass_counts_once_while_it_runs_and_after_it() {
+    fn the_work_of_a_pass_is_counted_once() {
         let totals = ReaderTotals::default();
         let read = || totals.totals().bytes_read;
         let (first, second) = (Arc::new(Telemetry::new()), Arc::new(Telemetry::new()));

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn early_batches_come_first_and_of_one_the_longest() {
+    fn early_batches_come_first_then_long_tasks() {
         let schedule = Schedule::new(1);
         for (batch, cost) in [(3, 10), (1, 5), (1, 50), (2, 7)] {
             let _ = schedule.put(Urgency { batch, cost }, None, part());
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_goes_on_where_it_ended_but_not_for_ever() {
+    fn a_thread_continues_its_own_tasks_for_a_bounded_time() {
         let schedule = Schedule::new(1);
         let put = |batch, thread| {
             let _ = schedule.put(Urgency { batch, cost: 0 }, thread, part());
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_run_than_are_allowed_and_none_is_forgotten() {
+    fn runners_stay_within_the_limit_and_run_every_task() {
         let schedule = Schedule::new(2);
         let urgency = Urgency { batch: 0, cost: 0 };
         let started: Vec<_> = (0..4).map(|_| schedule.put(urgency, None, part())).collect();

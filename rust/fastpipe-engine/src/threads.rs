@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_consumer_gets_as_many_as_keep_up() {
+    fn a_slow_consumer_gets_only_the_threads_that_it_needs() {
         assert_eq!(settle(16, 2_000_000, 10_000_000, 20_000), 1);
         assert_eq!(settle(16, 2_000_000, 1_000_000, 20_000), 3);
     }

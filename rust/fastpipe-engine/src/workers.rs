@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_waits_for_what_was_started() {
+    fn dropping_waits_for_started_tasks() {
         let done = Arc::new(AtomicUsize::new(0));
         let workers = Workers::new(3).unwrap();
         for _ in 0..50 {

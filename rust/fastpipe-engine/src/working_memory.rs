@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_is_expected_fits_its_memory() {
+    fn an_expected_batch_fits_its_memory() {
         let working_memory = working_memory(None);
         let expected = working_memory.rows_bytes(1000, 8000);
         let rows = working_memory.rows(1000).unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_is_empty_and_keeps_arenas_only_without_a_limit() {
+    fn returned_builders_are_empty_and_keep_arenas_only_without_a_limit() {
         for (limit, kept) in [(None, true), (Some(1 << 20), false)] {
             let working_memory = working_memory(limit);
             let fragments = (0..5).map(|_| left(&working_memory)).collect();

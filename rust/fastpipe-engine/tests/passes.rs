@@ -372,7 +372,7 @@ proptest! {
 }
 
 #[test]
-fn a_unit_that_cannot_be_opened_ends_the_pass_where_its_first_row_comes() {
+fn a_unit_that_cannot_be_opened_ends_the_pass_at_its_first_row() {
     let units = [50; 8];
     for kind in [Kind::Sequential, Kind::Window, Kind::Buffer, Kind::Block] {
         let order = order(&units, kind, 10);
@@ -398,7 +398,7 @@ fn a_unit_that_cannot_be_opened_ends_the_pass_where_its_first_row_comes() {
 }
 
 #[test]
-fn who_waits_for_a_unit_that_cannot_be_opened_is_told() {
+fn tasks_that_wait_for_a_failed_unit_get_its_error() {
     let units = [40_000; 3];
     let order = order(&units, Kind::Sequential, 40_000);
     for _ in 0..20 {
@@ -421,7 +421,7 @@ fn who_waits_for_a_unit_that_cannot_be_opened_is_told() {
 }
 
 #[test]
-fn a_failed_pass_keeps_its_error_alone() {
+fn a_failed_pass_keeps_only_its_error() {
     let units = [50; 8];
     for kind in [Kind::Sequential, Kind::Window] {
         let order = order(&units, kind, 10);
@@ -469,7 +469,7 @@ fn a_failed_pass_keeps_its_error_alone() {
 }
 
 #[test]
-fn a_batch_that_is_lost_ends_the_pass() {
+fn a_lost_batch_ends_the_pass() {
     let units = [50; 8];
     let source = Made::new(&units, Behavior::default());
     let order = order(&units, Kind::Sequential, 10);
@@ -490,7 +490,7 @@ fn a_batch_that_is_lost_ends_the_pass() {
 }
 
 #[test]
-fn a_thread_with_nothing_to_do_passes_over_records() {
+fn idle_threads_skip_records() {
     let units = [100_000];
     let order = order(&units, Kind::Sequential, 1000);
     // The idle thread arrives before the unit is open in one case, and after that in the other.
@@ -507,7 +507,7 @@ fn a_thread_with_nothing_to_do_passes_over_records() {
 }
 
 #[test]
-fn passing_over_and_decoding_must_agree() {
+fn skipping_and_decoding_must_agree() {
     let units = [100_000];
     let order = order(&units, Kind::Sequential, 1000);
     let behavior = Behavior {
@@ -556,7 +556,7 @@ fn units_are_fetched_several_at_once_on_one_thread() {
 }
 
 #[test]
-fn a_pass_that_is_left_does_not_wait_for_what_it_fetches() {
+fn an_abandoned_pass_does_not_wait_for_its_fetches() {
     for kind in [Kind::Sequential, Kind::Window] {
         let order = order(&[100; 40], kind, 100);
         let behavior = Behavior {

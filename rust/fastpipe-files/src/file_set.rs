@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bounded_number_of_files_stays_open() {
+    fn the_number_of_open_files_is_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let files = files(folder.path(), 3 * KEPT_OPEN);
         for (i, path) in files.paths.iter().enumerate() {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_noticed_at_the_next_check() {
+    fn a_change_is_detected_at_the_next_check() {
         let folder = tempfile::tempdir().unwrap();
         let files = files(folder.path(), 2);
         read(&files, 0).unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_noticed_when_the_file_is_closed() {
+    fn a_change_is_detected_when_the_file_is_closed() {
         let folder = tempfile::tempdir().unwrap();
         let files = files(folder.path(), KEPT_OPEN + 1);
         for i in 0..KEPT_OPEN {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_became_shorter_has_changed() {
+    fn a_truncated_file_has_changed() {
         let folder = tempfile::tempdir().unwrap();
         let files = files(folder.path(), 1);
         read(&files, 0).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_replaced_is_read_as_it_was_while_it_is_open() {
+    fn an_open_file_is_readable_after_it_was_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let files = files(folder.path(), 1);
         read(&files, 0).unwrap();

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_at_hand_and_what_is_not_read_alike() {
+    fn bytes_in_and_after_the_head_are_read_alike() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let bytes: Vec<u8> = (0..HEAD_BYTES + 100).map(|i| (i % 251) as u8).collect();
         std::fs::write(file.path(), &bytes).unwrap();

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_found_by_its_key_alone() {
+    fn entries_are_found_by_their_key() {
         let folder = tempfile::tempdir().unwrap();
         let cache = IndexCache::open(&folder.path().join("a/b")).unwrap();
         let new = key("/x", 7, -3);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_tell_the_indexes_of_one_file_apart() {
+    fn tags_distinguish_indexes_of_one_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, b"content").unwrap();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_entries_stay_as_they_are() {
+    fn entry_names_never_change() {
         let cache = IndexCache {
             directory: "d".into(),
             writable: OnceLock::new(),
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_and_every_changed_byte_is_noticed() {
+    fn every_truncation_and_changed_byte_is_detected() {
         let key = key("/x", 7, 1 << 60);
         let whole = render(&key, b"blocks");
         assert_eq!(parse(whole.clone(), &key), found(b"blocks", &key));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_or_no_file_is_not_read() {
+    fn large_entries_and_directories_are_not_read() {
         let folder = tempfile::tempdir().unwrap();
         let cache = IndexCache::open(folder.path()).unwrap();
         let key = key("/x", 7, 0);
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_modified_long_ago_is_settled() {
+    fn only_files_modified_long_ago_are_settled() {
         for (age, settled) in [(-5, false), (0, false), (1_999_999_999, false), (2_000_000_001, true)] {
             let modified = 100 - age;
             let stamp = Stamp {
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_tell_files_apart_by_size_and_time() {
+    fn stamps_distinguish_files_by_size_and_time() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let day = Duration::from_secs(86_400);
         let look = |time: SystemTime| {

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_with_its_header_needs_no_cache() {
+    fn files_read_with_their_header_need_no_cache() {
         let place = Place::new();
         let small = place.write(&file(b'x', &[(1, 2), (3, 4)]));
         let found = place.opened(&small);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_for_another_header_is_as_good_as_none() {
+    fn an_entry_for_another_header_is_ignored() {
         let place = Place::new();
         let path = place.write(&file(b'x', &many()));
         let time = std::fs::metadata(&*path).unwrap().modified().unwrap();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_entry_is_told_of_and_replaced() {
+    fn a_damaged_entry_is_reported_and_replaced() {
         let place = Place::new();
         let path = place.write(&file(b'x', &many()));
         let blocks = place.opened(&path).blocks;
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_with_other_tags_have_other_entries() {
+    fn formats_with_different_tags_have_separate_entries() {
         let place = Place::new();
         let path = place.write(&file(b'x', &many()));
         for tag in [&b""[..], b"csv;", b"csv,"] {
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_change_unnoticed_is_not_kept() {
+    fn indexes_of_recently_changed_files_are_not_cached() {
         let place = Place::new();
         let path = place.write(&file(b'x', &many()));
         let open = std::fs::File::options().write(true).open(&*path).unwrap();
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_during_the_walk_is_not_kept() {
+    fn a_file_that_changes_during_the_walk_is_not_cached() {
         let place = Place::new();
         let path = place.write(&file(b'x', &many()));
         let mut change = |_| {
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caller_is_told_how_far_it_got_and_can_end_it() {
+    fn progress_is_reported_and_the_caller_can_cancel() {
         let place = Place::new();
         let path = place.write(&file(b'x', &many()));
         let mut told = Vec::new();
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_in_front_of_damage_are_kept() {
+    fn blocks_before_damage_are_kept() {
         let place = Place::new();
         let mut bytes = file(b'x', &many());
         bytes.truncate(bytes.len() - 1);
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_without_rows_is_looked_at() {
+    fn blocks_without_rows_are_validated() {
         let place = Place::new();
         let sound = place.write(&file(b'x', &[(1, 1), (0, 0), (1, 1)]));
         assert_eq!(place.opened(&sound).blocks.len(), 3);

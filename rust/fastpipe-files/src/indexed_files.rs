@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_memory_is_opened_as_a_file() {
+    fn contents_in_memory_are_opened_as_files() {
         let folder = tempfile::tempdir().unwrap();
         let mut paths = files(folder.path(), 6, &[3]);
         let mut contents = vec![None; 6];
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_fails_is_the_one_that_is_told() {
+    fn the_error_of_the_first_failing_file_is_returned() {
         let folder = tempfile::tempdir().unwrap();
         for bad in [&[0][..], &[49], &[30, 7, 8, 45]] {
             let paths = files(folder.path(), 50, bad);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_that_is_tolerated_costs_what_lies_behind_it() {
+    fn tolerated_damage_drops_the_blocks_after_it() {
         let folder = tempfile::tempdir().unwrap();
         let mut paths = files(folder.path(), 9, &[3, 5]);
         std::fs::write(&*paths[7], b"not").unwrap();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caller_ends_it_for_all_threads() {
+    fn the_caller_can_cancel_all_threads() {
         let folder = tempfile::tempdir().unwrap();
         let paths = files(folder.path(), 50, &[]);
         for threads in THREADS {

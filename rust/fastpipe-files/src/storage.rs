@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_opened_is_a_typed_error() {
+    fn files_that_cannot_be_opened_are_typed_errors() {
         assert_eq!(
             LocalFile::open("/nowhere/x.avro").unwrap_err().kind(),
             ErrorKind::NotFound

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn small_sources_are_looked_at_as_a_whole_until_there_is_enough() {
+    fn small_sources_are_surveyed_until_the_evidence_suffices() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, &[5, 6, 7, 8], 3);
         let (all, notes) = seen(&source, 100);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn of_large_sources_a_sample_is_looked_at() {
+    fn large_sources_are_sampled() {
         let folder = tempfile::tempdir().unwrap();
         let first: Vec<u8> = (0..192).map(|i| 2 + i as u8).collect();
         let source = source(&folder, &first, 1 + LOOKED_AT_WHOLE / 192);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_units_say_nothing() {
+    fn damaged_units_are_no_evidence() {
         let folder = tempfile::tempdir().unwrap();
         let (found, notes) = seen(&source(&folder, &[0, 5, 0, 0, 6, 0, 0], 3), 100);
         assert_eq!(found.rows, [5, 6]);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_damage_fails() {
+    fn other_errors_fail() {
         let folder = tempfile::tempdir().unwrap();
         let failure = |source: &Bytes| match seen(source, 100).1 {
             Err(Halt::Failed(error)) => error,

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn items_have_their_shares() {
+    fn items_get_shares_proportional_to_their_weights() {
         let cases: [Vec<f64>; 7] = [
             vec![1.0],
             vec![0.0, 3.0, 0.0],
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stand_for_items_by_their_columns() {
+    fn words_select_items_by_their_columns() {
         let weights = Weights::new(&[1.0, 3.0], 2).unwrap();
         assert_eq!(
             [0, 1 << 62, (1 << 62) - 1, 1 << 63, u64::MAX].map(|word| weights.item(word)),

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn several_threads_have_users_of_their_own() {
+    fn the_result_does_not_depend_on_the_number_of_threads() {
         let word = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as u32;
         let count = 300_000;
         let users: Vec<u32> = (0..count).map(|i| word(i) % 50 * (word(i + 7) % 40)).collect();

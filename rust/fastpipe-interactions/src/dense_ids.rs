@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn many_ids_take_several_threads() {
+    fn many_ids_are_mapped_by_several_threads() {
         for scale in [1, 1 << 40] {
             let ids: Vec<u64> = (0..5 * AT_ONCE as u64).map(|i| mix(i) % 1000 * scale).collect();
             let wanted = naive(&ids);

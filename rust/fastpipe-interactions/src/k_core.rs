@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn values_that_do_not_fit_are_refused() {
         assert!(Rows::new(&[0, 2], &[1], None).is_err());
         assert!(Rows::new(&[0, 1], &[1], Some(&[])).is_err());
         assert!(Rows::new(&[], &[], None).is_err());

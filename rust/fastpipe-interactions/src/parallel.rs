@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_are_done_once() {
+    fn tasks_run_once() {
         for threads in [0, 1, 3, 20] {
             let mut done = vec![0; 17];
             let tasks: Vec<_> = done.iter_mut().collect();

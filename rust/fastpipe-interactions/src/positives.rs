@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_have_their_items() {
+    fn each_user_has_its_own_items() {
         let positives = Positives::new(&[0, 2, 2, 3], vec![1, 4, 0], 5).unwrap();
         assert_eq!((positives.users(), positives.num_items(), positives.len()), (3, 5, 3));
         assert_eq!([0, 1, 2].map(|user| positives.of(user)), [&[1, 4][..], &[], &[0]]);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_structure_is_refused() {
+    fn invalid_structures_are_refused() {
         use ErrorKind::{Limit, Shape, ValueRange};
         type Case<'a> = (&'a [i64], &'a [u32], u64, ErrorKind, &'a str);
         let cases: [Case<'_>; 11] = [

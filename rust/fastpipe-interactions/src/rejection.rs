@@ -215,7 +215,7 @@ mod tests {
 
     /// The same number of halves of words maps to each number.
     #[test]
-    fn numbers_are_exactly_uniform() {
+    fn random_numbers_are_exactly_uniform() {
         for count in [1, 2, 3, 7, 1000, 26_744, 65_537, 1 << 20, 0x5555_5556, i32::MAX as u32] {
             let uniform = Uniform::below(count);
             let first = |number: u64| (number << 32).div_ceil(u64::from(count));

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_come_and_go() {
+    fn items_are_added_and_removed() {
         let mut seen = Seen::default();
         for (many, num_items) in [
             (3, 10),

@@ -295,7 +295,7 @@ mod tests {
 
     /// Changes to this function would change the order of rows.
     #[test]
-    fn shards_are_as_large_as_they_are() {
+    fn shard_sizes_never_change() {
         assert_eq!(shard_positives(0, 12), 32_000);
         assert_eq!(shard_positives(5_592_405, 12), 32_000);
         assert_eq!(shard_positives(5_592_406, 12), 349_525);

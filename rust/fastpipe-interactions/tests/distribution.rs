@@ -58,7 +58,7 @@ fn uniform(num_items: u32, seen: &[u32]) -> Vec<f64> {
 
 /// Tests both methods, with and without repeats, at each place within a positive.
 #[test]
-fn unseen_items_are_equally_frequent_at_each_place() {
+fn unseen_items_are_equally_frequent_at_each_position() {
     let users: [(u32, Vec<u32>); 5] = [
         (100, vec![]),
         (100, (0..12).map(|i| i * 3).collect()),
@@ -84,7 +84,7 @@ fn unseen_items_are_equally_frequent_at_each_place() {
 
 /// Pairs of draws for one positive are independent with repeats. Without repeats, all ordered pairs are equally likely.
 #[test]
-fn pairs_are_as_frequent_as_they_ought_to_be() {
+fn pairs_have_the_expected_frequencies() {
     for (num_items, seen) in [(64u32, (0..4).collect::<Vec<u32>>()), (12, (0..6).collect())] {
         for repeats in [true, false] {
             let sampler = Sampler::new(num_items, 2, repeats, None).unwrap();
@@ -116,7 +116,7 @@ fn by_weight(weights: &[f64], without: impl Fn(usize) -> bool) -> Vec<f64> {
 
 /// Includes users who have seen nearly all of the weight, for whom attempts are exhausted.
 #[test]
-fn weighted_items_are_as_frequent_as_their_weights() {
+fn weighted_items_have_frequencies_proportional_to_weights() {
     let weights: Vec<f64> = (0..40)
         .map(|item| if item == 7 { 0.0 } else { f64::from(40 - item).powf(1.5) })
         .collect();
@@ -133,7 +133,7 @@ fn weighted_items_are_as_frequent_as_their_weights() {
 
 /// Without repeats, draws equal successive draws from the remaining items, in proportion to their weights.
 #[test]
-fn weighted_pairs_without_repeats_come_one_after_the_other() {
+fn weighted_pairs_without_repeats_have_the_expected_frequencies() {
     let weights = [1000.0, 1.0, 2.0, 3.0, 4.0, 0.0, 5000.0];
     for seen in [vec![], vec![6], vec![0, 6]] {
         let sampler = Sampler::new(7, 2, false, Some(&weights)).unwrap();
@@ -193,7 +193,7 @@ fn too_few_items_are_an_error() {
 
 /// The tests detect samplers with typical errors.
 #[test]
-fn samplers_that_are_wrong_fail() {
+fn tests_detect_wrong_samplers() {
     let seen: Vec<u32> = (0..10).map(|i| i * 7).collect();
     let right = draws(&Sampler::new(100, 1, true, None).unwrap(), &seen, 5, 90_000);
     let fails = |wrong: &dyn Fn(u32) -> u32| {

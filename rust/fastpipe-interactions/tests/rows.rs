@@ -196,7 +196,7 @@ proptest! {
 
 /// Rows of several shards are picked together, in any order, for any slots, and with every type of items.
 #[test]
-fn rows_are_picked_in_any_order() {
+fn rows_are_gathered_in_any_order() {
     let pool = BufferPool::default();
     for (num_items, dtypes) in [
         (120, &[DType::I8, DType::U8, DType::I16, DType::U16][..]),
@@ -235,7 +235,7 @@ fn rows_are_picked_in_any_order() {
 
 /// Rows that no order would request raise errors, never panics.
 #[test]
-fn rows_that_are_not_there_are_an_error() {
+fn missing_rows_are_errors() {
     let source = source(&positives(&[5, 5], 20), 2, settings(5));
     let pool = BufferPool::default();
     let open = [open(&source, 0, &pool), open(&source, 1, &pool)];
@@ -286,7 +286,7 @@ fn users_without_enough_items_are_named_or_left_out() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_settings_are_refused() {
     let positives = positives(&[3], 300);
     let make = |negatives, settings| {
         InteractionsSource::new(positives.clone(), Sampler::new(300, negatives, true, None)?, settings)
@@ -325,7 +325,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn candidates_are_the_same_on_any_number_of_threads_and_however_they_are_asked_for() {
+fn candidates_do_not_depend_on_threads_or_batches() {
     let counts: Vec<u32> = (0..97).map(|user| user * 3 % 40).collect();
     let positives = positives(&counts, 60);
     let requests: Vec<_> = (0..97)

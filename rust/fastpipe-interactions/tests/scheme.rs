@@ -135,7 +135,7 @@ proptest! {
 
 /// With more items than the bitmap has bits, several items share a bit.
 #[test]
-fn items_that_share_a_bit_are_told_apart() {
+fn items_that_share_a_bit_are_distinguished() {
     let num_items = 3 << 20;
     // For each bit, some of the items that share it are seen.
     let seen: Vec<u32> = (0..num_items)
@@ -170,7 +170,7 @@ fn items_that_share_a_bit_are_told_apart() {
 
 /// The largest number of items. Almost half of all attempts are invalid.
 #[test]
-fn as_many_items_as_there_may_be() {
+fn the_maximum_number_of_items_is_supported() {
     let sampler = Sampler::new(i32::MAX as u32, 3, true, None).unwrap();
     let seen = [0, 5, 1 << 20, i32::MAX as u32 - 1];
     let [found] = &drawn(&sampler, &[(&seen, 1, 3000)])[..] else {
@@ -184,7 +184,7 @@ fn as_many_items_as_there_may_be() {
 
 /// Pins the scheme, which must not change.
 #[test]
-fn draws_stay_as_they_are() {
+fn draws_never_change() {
     assert_eq!((DENSE, ROUNDS), (8, 3));
     let weights: Vec<f64> = (0..100).map(|item| f64::from(1 + item % 10)).collect();
     let golden = |num_items, repeats, weights, seen: &[u32]| {

@@ -197,7 +197,7 @@ mod tests {
     };
 
     #[test]
-    fn joiners_join_what_makers_would_be_slower_at() {
+    fn batch_workers_collate_if_item_workers_would_be_slower() {
         // The numbers of item workers and batch workers are equal, so a split gains nothing.
         assert!(!CHEAP.split_is_faster());
         let many = Costs {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_that_are_busy_gain_nothing() {
+    fn busy_processors_gain_nothing() {
         let many = Costs {
             batch_workers: 6,
             processors: 2,
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_dear_to_copy_stay_where_they_are() {
+    fn rows_that_are_expensive_to_copy_stay_in_place() {
         let large = Costs {
             batch_workers: 6,
             placing: MILLI,

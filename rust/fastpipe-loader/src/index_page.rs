@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_desk_keeps_what_is_written_to_it() {
+    fn indices_round_trip() {
         let numbers: Vec<i64> = (0..7).map(|n| n * 3 - 4).collect();
         for indices in [
             Indices::Numbers(&numbers),

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrays_lie_apart_and_aligned() {
+    fn arrays_are_disjoint_and_aligned() {
         let plan = SlabPlan::new(&[3, 0, 100, 8], 5).unwrap();
         assert_eq!((plan.starts, plan.end), (vec![0, 64, 64, 576], 616));
         assert_eq!(SlabPlan::new(&[], 7).unwrap().end, 0);

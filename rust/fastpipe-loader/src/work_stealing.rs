@@ -192,7 +192,7 @@ mod tests {
 
     #[cfg(all(target_os = "linux", not(miri)))]
     #[test]
-    fn no_row_is_beyond_the_claim_whatever_the_memory_says() {
+    fn damaged_memory_never_yields_a_row_outside_of_the_claim() {
         let consumer = consumer(32);
         let block = consumer.block();
         block.claim().unwrap();
@@ -223,7 +223,7 @@ mod tests {
 
     #[cfg(all(target_os = "linux", not(miri)))]
     #[test]
-    fn each_row_is_made_once_whoever_takes_it() {
+    fn each_row_is_produced_once_by_any_worker() {
         use std::collections::HashSet;
         use std::sync::Mutex;
 

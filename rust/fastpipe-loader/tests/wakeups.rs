@@ -67,7 +67,7 @@ fn begin(consumer: &Consumer, number: u64) {
 }
 
 #[test]
-fn a_batch_that_one_maker_makes_wakes_one() {
+fn a_batch_of_one_item_worker_wakes_one() {
     for (joining, ways) in [
         (Joining::ByMakers, (false, false)),
         (Joining::InPlace, (true, false)),
@@ -87,7 +87,7 @@ fn a_batch_that_one_maker_makes_wakes_one() {
 }
 
 #[test]
-fn a_maker_that_leaves_rows_wakes_the_next() {
+fn an_item_worker_that_leaves_rows_wakes_the_next() {
     for (joining, ways) in [(Joining::ByMakers, (false, false)), (Joining::InPlace, (false, true))] {
         waiting(joining, ways, |consumer, block, woken| {
             block.note_pace(1000);
@@ -105,7 +105,7 @@ fn a_maker_that_leaves_rows_wakes_the_next() {
 }
 
 #[test]
-fn a_batch_that_all_makers_share_wakes_all() {
+fn a_batch_shared_by_all_item_workers_wakes_all() {
     // Even if one worker may produce a whole batch, the time of an item isn't known yet.
     for (joining, ways) in [
         (Joining::InPlace, (false, false)),
@@ -120,7 +120,7 @@ fn a_batch_that_all_makers_share_wakes_all() {
 }
 
 #[test]
-fn an_empty_batch_wakes_nobody() {
+fn an_empty_batch_wakes_no_worker() {
     waiting(Joining::ByMakers, (false, false), |consumer, block, woken| {
         block.note_pace(1000);
         consumer.begin(0, 5, &Indices::Numbers(&[]), Slab::ByMaker).unwrap();

@@ -41,7 +41,7 @@ fn span(claim: &Claim) -> (u32, u32) {
 }
 
 #[test]
-fn idle_makers_take_over_half_of_what_is_behind_it() {
+fn idle_item_workers_steal_half_of_the_rows_after_a_slow_item() {
     let consumer = consumer(32);
     let block = consumer.block();
     let first = block.claim().unwrap();
@@ -86,7 +86,7 @@ fn idle_makers_take_over_half_of_what_is_behind_it() {
 }
 
 #[test]
-fn batches_of_very_many_rows_are_their_makers_own() {
+fn rows_of_very_large_batches_are_not_stolen() {
     let rows = 1 << 22;
     let consumer = consumer(rows);
     let block = consumer.block();
@@ -104,7 +104,7 @@ fn batches_of_very_many_rows_are_their_makers_own() {
 }
 
 #[test]
-fn one_idle_maker_looks_whether_an_item_takes_long() {
+fn one_idle_item_worker_watches_for_slow_items() {
     let consumer = consumer(32);
     let block = consumer.block();
     let claim = block.claim().unwrap();

@@ -295,7 +295,7 @@ proptest! {
 }
 
 #[test]
-fn a_slow_item_holds_up_its_batch_alone() {
+fn a_slow_item_delays_only_its_batch() {
     let options = Options {
         item_workers: 2,
         batch_workers: 0,
@@ -334,7 +334,7 @@ fn a_slow_item_holds_up_its_batch_alone() {
 }
 
 #[test]
-fn memory_is_that_of_the_batches_ahead_and_one() {
+fn memory_holds_the_prefetched_batches_and_one_more() {
     let page = 4096;
     let options = Options {
         item_workers: 1,
@@ -403,7 +403,7 @@ fn in_layout(bytes: usize, for_rows: usize) -> Slab {
 }
 
 #[test]
-fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
+fn batches_started_before_the_layout_get_memory_in_order() {
     let plan = SlabPlan::new(&[ROW], 1).unwrap();
     let slab = 1 << 20;
     let options = Options {
@@ -462,7 +462,7 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
 }
 
 #[test]
-fn batches_ahead_wait_for_memory_that_others_have() {
+fn prefetched_batches_wait_for_memory_in_use() {
     let plan = SlabPlan::new(&[ROW], 1000).unwrap();
     let slab = 1 << 20;
     let options = Options {
@@ -496,7 +496,7 @@ fn batches_ahead_wait_for_memory_that_others_have() {
 }
 
 #[test]
-fn too_little_memory_is_told_with_sizes() {
+fn errors_of_too_little_memory_contain_sizes() {
     let options = Options {
         item_workers: 1,
         batch_workers: 0,
@@ -541,7 +541,7 @@ fn too_little_memory_is_told_with_sizes() {
 }
 
 #[test]
-fn batches_that_are_given_up_are_ready_when_their_makers_are_done() {
+fn abandoned_batches_are_ready_once_their_item_workers_finish() {
     let options = Options {
         item_workers: 1,
         batch_workers: 1,

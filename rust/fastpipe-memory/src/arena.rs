@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_lie_apart_and_are_counted() {
+    fn pieces_are_disjoint_and_counted() {
         let page = page_size();
         let here = arena(10);
         let file = here.memory().file().unwrap().try_clone_to_owned().unwrap();
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_take_pieces_of_their_own() {
+    fn each_thread_gets_separate_pieces() {
         let arena = arena(4000);
         let take = || (0..100).map(|n| arena.take(1 + n * 50).unwrap()).collect::<Vec<_>>();
         let mut all: Vec<_> = std::thread::scope(|scope| {
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn used_pieces_are_taken_again() {
+    fn released_pieces_are_reused() {
         let page = page_size();
         let recycler = Recycler::new(Arc::new(arena(20)));
         recycler.keep_at_least(8 * page);
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_have_become_too_small_are_not_kept_beside_larger_ones() {
+    fn pieces_that_are_too_small_are_released() {
         let page = page_size();
         let recycler = Recycler::new(Arc::new(arena(100)));
         recycler.keep_at_least(30 * page);
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn free_pieces_make_room_for_others() {
+    fn free_pieces_are_released_for_new_ones() {
         let page = page_size();
         let recycler = Recycler::new(Arc::new(arena(10)));
         recycler.keep_at_least(usize::MAX);

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_copied_whole_whatever_comes_later() {
+    fn rows_are_copied_completely_with_any_prefetch() {
         for len in [0, 1, 63, 64, 65, 512, 700, LONG - 1, LONG, LONG + 1, 5000] {
             let row: Vec<u8> = (0..len).map(|i| i as u8).collect();
             for later in [0, 1, len, 3 * LONG] {

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_wakes_who_waits() {
+    fn a_change_wakes_waiting_threads() {
         let number = AtomicU32::new(0);
         std::thread::scope(|scope| {
             let waits = || {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_what_has_changed_or_longer_than_asked_for() {
+    fn waiting_ends_at_once_after_a_change_or_at_the_timeout() {
         let number = AtomicU32::new(5);
         wait(&number, 4, Duration::from_secs(600));
         let begin = Instant::now();

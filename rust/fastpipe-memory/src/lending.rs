@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_is_used_again_once_both_are_done() {
+    fn lent_memory_is_reused_once_both_sides_release_it() {
         let lender = lender();
         let there = elsewhere(&lender);
         for lender_first in [true, false] {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_twice_comes_back_twice() {
+    fn memory_lent_twice_must_be_returned_twice() {
         let lender = lender();
         let piece = lender.take(10).unwrap();
         let start = piece.start().unwrap();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_piece_is_neither_lent_nor_borrowed() {
+    fn invalid_pieces_are_neither_lent_nor_borrowed() {
         let lender = lender();
         let piece = lender.take(5000).unwrap();
         let start = piece.start().unwrap();

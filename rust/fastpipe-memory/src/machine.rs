@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_of_all_limits_counts() {
+    fn the_smallest_limit_applies() {
         const MEMINFO: (&str, &str) = ("/proc/meminfo", "MemTotal:       16384 kB\nMemFree:  1 kB\n");
         assert_eq!(found(&[]), None);
         assert_eq!(found(&[MEMINFO]), Some(16 << 20));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_group_uses_is_not_left_but_for_files() {
+    fn memory_used_by_a_group_is_not_available_except_file_pages() {
         let left = |files: &[(&str, &str)]| {
             let read = |path: &str| {
                 files

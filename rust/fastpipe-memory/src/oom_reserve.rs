@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_lies_apart_and_all_of_it_comes_back() {
+    fn allocations_are_disjoint_and_returned() {
         for _ in 0..3 {
             let taken = Taken(AtomicU64::new(0));
             let mut end = 0;
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_taken_than_there_is() {
+    fn allocations_stay_within_the_capacity() {
         let taken = Taken(AtomicU64::new(0));
         let layout = Layout::from_size_align(SMALL, 1).unwrap();
         let count = std::iter::from_fn(|| taken.take(layout)).count();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_reserve_serves_grows_and_goes_back() {
+    fn allocations_of_the_reserve_grow_and_are_returned() {
         let layout = Layout::array::<u8>(100).unwrap();
         let start = from_reserve(layout);
         assert!(is_reserve(start) && !is_reserve(&raw mut *Box::new(0u8)));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_by_is_given_up_once() {
+    fn reserved_address_space_can_be_released_twice() {
         assert!(reserve_address_space() && reserve_address_space());
         release_address_space();
         release_address_space();

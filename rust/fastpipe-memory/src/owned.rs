@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_pages_or_larger_than_a_large_one_is_not_carved() {
+    fn only_whole_pages_up_to_a_large_page_are_carved() {
         for page in [4096, 16 << 10, 64 << 10] {
             let carve = |size| HugePageArena::with_pages(page).carve(size, LARGE_PAGE, false);
             for size in [0, 100, page / 4, page / 2, page + 4097, LARGE_PAGE + page] {

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_pages_never_leave_what_they_are_in() {
+    fn whole_pages_stay_in_their_chunk() {
         assert!(page_size().is_power_of_two() && page_size() >= 4096);
         for page in [4096, 16 << 10, 64 << 10] {
             for start in [0, 1, 4096, 20 << 10, page - 1, page, 3 * page + 4096] {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_keeps_what_it_holds() {
+    fn memory_keeps_its_content() {
         let mut data: Vec<u32> = (0..1000).collect();
         for capacity in [10, 2000, 2 << 20, 8 << 20] {
             reserve_large(&mut data, capacity);

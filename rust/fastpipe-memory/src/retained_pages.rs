@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_that_fit_are_used_again() {
+    fn the_smallest_fitting_runs_are_reused() {
         let mut retained = RetainedPages::new();
         for size in [1 << 20, 5 << 18, 3 << 20, 1 << 20] {
             assert!(retained.put(PageRun::map(size).unwrap()).is_empty());
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_carved_is_carved_for_the_next() {
+    fn carved_pages_are_reused() {
         let mut retained = RetainedPages::new();
         let run = HugePageArena::default().cut(1 << 20).unwrap();
         let start = run.start;
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_is_allowed_and_the_oldest_goes_first() {
+    fn kept_memory_is_bounded_and_the_oldest_is_released_first() {
         let mut retained = RetainedPages::new();
         for size in [1, 2, 3] {
             assert!(retained.put(PageRun::map(size << 20).unwrap()).is_empty());

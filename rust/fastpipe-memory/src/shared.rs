@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_mapping_writes_the_other_reads() {
+    fn mappings_share_their_content() {
         let page = page_size();
         let here = SharedMemory::create(1 << 40).unwrap();
         let there = SharedMemory::open(here.file().unwrap().try_clone_to_owned().unwrap()).unwrap();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_mapped_is_refused() {
+    fn unmapped_ranges_are_refused() {
         let page = page_size();
         for memory in [
             SharedMemory::create(10 * page).unwrap(),
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_could_be_cut_short_is_refused() {
+    fn a_file_that_can_be_truncated_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         assert!(SharedMemory::open(file.as_fd().try_clone_to_owned().unwrap()).is_err());
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn private_memory_is_forgotten_too() {
+    fn private_memory_is_discarded() {
         let memory = SharedMemory::private(1 << 40).unwrap();
         memory.commit(0, 1 << 20).unwrap();
         // SAFETY: private memory needs no commit, and this is the only thread that uses it.

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_had_is_an_error_that_says_how_much() {
+    fn errors_of_failed_allocations_contain_the_size() {
         let most = isize::MAX as usize;
         assert_eq!(
             with_room::<u8>(most).unwrap_err(),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_cover_everything_once_and_end_when_told() {
+    fn ranges_cover_everything_once_and_stop_on_request() {
         let (mut looks, steps) = (0, STEPS_AT_ONCE as u64);
         let mut covered = Vec::new();
         let mut more = || {

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_span_is_no_problem() {
+    fn the_longest_span_is_supported() {
         let mut shuffle = FisherYates::new(Key { seed: 1, epoch: 2 }, u64::MAX);
         shuffle.extend(0..50);
         assert!(shuffle.draw(10, false).is_empty());
@@ -144,7 +144,7 @@ mod tests {
 
     /// The order must never change. These values were recorded when it was defined.
     #[test]
-    fn the_order_stays_as_it_is() {
+    fn the_order_never_changes() {
         let mut shuffle = FisherYates::new(Key { seed: 42, epoch: 1 }, 5);
         shuffle.extend(0..12);
         assert_eq!(shuffle.draw(12, true), [0, 2, 5, 4, 6, 3, 8, 11, 7, 9, 1, 10]);

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_back() {
+    fn packed_rows_round_trip() {
         let mut packed = PackedRows::default();
         let many: Vec<_> = (0..70_000).map(|unit| unit % 3..unit % 3 + 2).collect();
         let (far, all) = (u32::MAX - 2..u32::MAX, [0..3, 0..0, 7..9]);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn how_rows_are_packed_makes_no_difference_to_their_order() {
+    fn the_order_does_not_depend_on_the_packing_of_rows() {
         let draws = Draws::new(Key { seed: 3, epoch: 1 }, Purpose::Window, 2);
         let (mut narrow, mut wide) = (PackedRows::default(), PackedRows::default());
         let (mut go_on, mut as_well) = (|| false, || false);

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fills_a_batch_up_is_spread_over_its_units() {
+    fn the_rows_that_fill_a_batch_are_spread_over_its_units() {
         let sizes = |unit: u64| [10, 0, 40, 7][unit as usize];
         let units = vec![3, 1, 0, 2];
         let rows = [(0, 6), (2, 9)].map(|(unit, record)| Row { unit, record });
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_numbered_as_they_are_met_and_when_marks_run_out_anew() {
+    fn units_are_numbered_in_order_of_occurrence_and_renumbered_if_marks_run_out() {
         let mut numbering = Numbering { base: u32::MAX - 12 };
         let mut marks = [Mark::default(); 6];
         for batch in 0..10 {

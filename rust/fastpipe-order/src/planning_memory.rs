@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_takes_what_its_rows_take() {
+    fn a_list_needs_the_memory_of_its_rows() {
         assert_eq!(memory(Kind::Sequential, &[100; 10], 500), 0);
         assert_eq!(memory(Kind::Window, &[100; 10], 500), 4 * 500);
         assert_eq!(memory(Kind::Window, &[100; 10], 5000), 4 * 1000);

@@ -101,7 +101,7 @@ mod tests {
 
     /// The sampled rows must never change. These values were recorded when the scheme was defined.
     #[test]
-    fn the_rows_stay_as_they_are() {
+    fn the_drawn_rows_never_change() {
         assert_eq!(kept(5, 100, 42), [10, 19, 22, 74, 85]);
         let far = [
             100_971_635_722,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_reservoirs_and_streams_are_no_problem() {
+    fn the_largest_reservoirs_and_streams_are_supported() {
         let mut small = Reservoir::new(1, Key { seed: 3, epoch: 0 });
         let entered = small.by_ref().count();
         // The expected number is about ln(2^64), which is 44.
@@ -143,7 +143,7 @@ mod tests {
     /// Every row is kept equally often, both in streams hardly longer than the reservoir and in much longer ones. Tests
     /// chi-square over 40 cells to within five standard deviations. Exceeding that by chance has a probability of 1e-6.
     #[test]
-    fn rows_are_kept_alike() {
+    fn rows_are_kept_with_equal_probability() {
         for (total, rows, seeds) in [(40, 8, 4000), (41, 40, 4000), (4000, 1, 8000), (100_000, 2000, 20)] {
             let mut counts = [0u32; 40];
             for seed in 0..seeds {

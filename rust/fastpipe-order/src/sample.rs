@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_may_be_given() {
+    fn rows_can_be_selected() {
         let settings = *order(&[5, 0, 9], 1, 0, false, 3).settings();
         let units = Arc::new(Units::new([5, 0, 9]).unwrap());
         let rows = vec![0, 0, 3, 4, 5, 6, 7, 8, 13, 13];
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_units_are_drawn_alike_and_by_themselves() {
+    fn rows_of_units_are_drawn_uniformly_and_independently() {
         let part = |unit, rows, drawn| Part {
             unit,
             first: unit * 100,
@@ -396,7 +396,7 @@ mod tests {
     /// Every row is drawn equally often. Tests chi-square to within five standard deviations, with tables and with
     /// keyed permutations.
     #[test]
-    fn rows_are_drawn_alike() {
+    fn rows_are_drawn_uniformly() {
         for (total, rows, replace) in [
             (40, 8, false),
             (40, 8, true),

@@ -193,7 +193,7 @@ mod tests {
     const TEXT: &str = r#"{"shuffle":"sample","batch_size":5,"drop_last":false,"shuffle_buffer":7,"seed":18446744073709551615,"rank":1,"world_size":6,"shard_by":"block","on_uneven":"pad","in_step":null,"skipped":3}"#;
 
     #[test]
-    fn settings_are_what_was_written() {
+    fn settings_round_trip() {
         let settings = Settings {
             kind: Kind::Sample,
             batch_size: 5,
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_setting() {
         for (old, new, expected) in [
             (
                 "\"skipped\":3",
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_large_is_refused_soon() {
+    fn large_settings_are_refused_early() {
         let deep = "[".repeat(200_000);
         assert!(message(&TEXT.replace("\"block\"", &deep)).contains("entry 'shard_by'"));
         assert_eq!(message(&deep), "an order must be a JSON object");

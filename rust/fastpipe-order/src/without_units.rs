@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_at_once_is_not_looked_at_again() {
+    fn units_skipped_at_once_are_not_visited() {
         let order = order(Kind::Sequential, &[10; 1000], 10, false);
         let mut rest = RemainingEpoch::of(0);
         for unit in 0..999 {

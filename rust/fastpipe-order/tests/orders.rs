@@ -278,7 +278,7 @@ proptest! {
 }
 
 #[test]
-fn ranks_with_units_of_their_own_stay_as_many() {
+fn ranks_with_separate_units_keep_their_number() {
     let settings = Settings {
         kind: Kind::Block,
         batch_size: 2,
@@ -319,7 +319,7 @@ fn states_of_other_data_are_refused() {
 }
 
 #[test]
-fn a_state_of_the_last_number_of_epochs_is_refused() {
+fn a_state_of_the_last_possible_epoch_is_refused() {
     let settings = Settings {
         kind: Kind::Sequential,
         batch_size: 2,

@@ -243,7 +243,7 @@ mod tests {
 
     /// Known answers from `np.random.Philox(counter=c - 1, key=k).random_raw(4)`.
     #[test]
-    fn philox_is_that_of_numpy() {
+    fn philox_matches_numpy() {
         let pi = [
             0x243f_6a88_85a3_08d3,
             0x1319_8a2e_0370_7344,
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_are_the_same_one_by_one_and_in_a_row() {
+    fn single_and_consecutive_draws_are_equal() {
         let draws = Draws::new(Key { seed: 7, epoch: 3 }, Purpose::Window, 5);
         for (from, to) in [(0, 0), (0, 100), (3, 4), (5, 37), (5, 38), (6, 37), (31, 65), (64, 200)] {
             let mut swapped: Vec<_> = (from..100_000).collect();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_below_a_number_stay_there() {
+    fn bounded_draws_stay_below_their_bound() {
         assert_eq!((below(0, 10), below(u64::MAX, 10), below(u64::MAX, 1)), (0, 9, 0));
         assert_eq!(below(u64::MAX, u64::MAX), u64::MAX - 1);
     }

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_add_up_is_an_error() {
+    fn inconsistent_lengths_are_errors() {
         let wrong: [&[Vec<i64>]; 6] = [
             &[vec![2, 0, 1]],
             &[vec![2, 0], vec![1; 6]],

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_threads_copy_the_same_as_one() {
+    fn copies_do_not_depend_on_the_number_of_threads() {
         const ROWS: usize = 120_000;
         const WIDTH: usize = 24;
         let source: Vec<u64> = (0..ROWS * WIDTH).map(|i| i as u64).collect();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error() {
+    fn sizes_that_do_not_match_are_errors() {
         let source = vec![1u64; 1 << 20];
         for threads in [1, 4] {
             for which in [Which::All, Which::From(&[0, 1]), Which::To(&[5], 2), Which::Spans(&[])] {

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_of_columns_are_numbered_one_after_the_other() {
+    fn levels_of_columns_are_numbered_consecutively() {
         let nested = |ragged: usize, leaf| {
             Form::Nested(NestedForm {
                 ragged,
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_no_lengths_open_are_refused() {
+    fn parts_without_lengths_are_refused() {
         let coo = Form::Sparse(SparseForm {
             layout: SparseLayout::Coo,
             shape: vec![None],

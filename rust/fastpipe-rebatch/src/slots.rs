@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_gets_a_slot_that_another_has() {
+    fn slots_are_never_shared() {
         for most in [1, 63, 64, 65, 200] {
             let mut slots = Slots::new(most);
             let mut held = BTreeSet::new();

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_tells_has_its_class() {
+    fn errors_of_servers_keep_their_class() {
         let class = |said: &str| Fault::told(&[ERROR, said.as_bytes()].concat(), "grpc://a:1").map(|fault| fault.class);
         assert_eq!(
             class(r#"{"error": "StateError", "message": "other data"}"#),

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_for_is_refused() {
+    fn batches_that_were_not_requested_are_refused() {
         let refused = |said: &[u8]| arrivals(0, 1).announce(said).unwrap_err().kind();
         assert_eq!(refused(b"something"), ErrorKind::Malformed);
         assert_eq!(refused(&said(&[batch(11, b"")], true)), ErrorKind::Malformed);

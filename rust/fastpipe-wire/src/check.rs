@@ -223,7 +223,7 @@ mod tests {
     const TEXT: Leaf = Leaf::Bytes { utf8: true };
 
     #[test]
-    fn values_are_as_many_as_there_are_rows() {
+    fn the_number_of_values_must_match_the_rows() {
         let form = nested(&[], Leaf::Fixed(DType::I64));
         assert!(found(&form, &[&numbers(&[1, 2])], &[]).is_ok());
         for wrong in [

@@ -193,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn columns_come_back_as_they_were() {
+    fn columns_round_trip() {
         assert_eq!(read_columns(&write_columns(&all())).unwrap(), all());
         assert_eq!(read_columns(&write_columns(&[])).unwrap(), []);
     }
 
     #[test]
-    fn what_no_column_is_is_refused() {
+    fn invalid_columns_are_refused() {
         let form = |form: &str| format!("[{{\"name\": \"x\", \"form\": {form}}}]");
         let nested = |shape: &str, dtype: &str, masks: &str, leaf_mask: &str| {
             form(&format!(

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_stand_where_their_batches_would() {
+    fn errors_are_delivered_in_place_of_their_batches() {
         let feed = Feed::default();
         feed.fail(2, Error::new(ErrorKind::Storage, "later"));
         feed.fail(1, Error::new(ErrorKind::Malformed, "first"));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_is_woken() {
+    fn waiting_threads_are_woken() {
         let feed = Arc::new(Feed::default());
         let (woken, wakes) = std::sync::mpsc::channel();
         feed.on_change(Box::new(move |over| _ = woken.send(over)));

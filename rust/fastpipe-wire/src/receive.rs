@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_too_large_is_refused() {
+    fn missing_and_oversized_entries_are_refused() {
         let slabs = [vec![1; 100], Vec::new(), vec![2; 5]];
         let header = Header::of(&batch(&slabs), true);
         let pool = SlabPool::new(4);

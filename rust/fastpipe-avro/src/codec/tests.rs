@@ -102,7 +102,7 @@ fn stored(codec: Codec, data: &[u8]) -> Vec<Vec<u8>> {
 
 /// A valid block must never be rejected for its declared size.
 #[test]
-fn nothing_decompresses_to_more_than_the_most() {
+fn decompressed_size_is_bounded() {
     let pool = BufferPool::default();
     for len in [0, 1, 2, 3, 100, 4096, 65_535, 131_072, 131_073, 1 << 20, (3 << 20) + 7] {
         let patterns = [vec![0; len], b"ab".iter().copied().cycle().take(len).collect(), {
@@ -130,7 +130,7 @@ fn nothing_decompresses_to_more_than_the_most() {
 
 /// Checks that the bounds are tight, with hand-made data of the highest density that the formats allow.
 #[test]
-fn the_most_is_nearly_reached() {
+fn the_size_bound_is_tight() {
     let pool = BufferPool::default();
     let nearly = |codec: Codec, percent: u64, packed: &[u8]| {
         let found = decompress(codec, packed, 0, &pool).unwrap().len() as u64;
@@ -204,7 +204,7 @@ proptest! {
 }
 
 #[test]
-fn changed_bits_are_found_by_checksums() {
+fn checksums_detect_changed_bits() {
     let pool = BufferPool::default();
     let data: Vec<u8> = (0..3000u32).flat_map(|i| (i * i).to_le_bytes()).collect();
     for codec in [Codec::Bzip2, Codec::Xz] {
@@ -224,7 +224,7 @@ fn changed_bits_are_found_by_checksums() {
 }
 
 #[test]
-fn dictionaries_beyond_the_limit_are_named() {
+fn errors_name_dictionaries_beyond_the_limit() {
     use liblzma::stream::{Check, Filters, LzmaOptions, Stream};
     let pool = BufferPool::default();
     let packed = |bytes: u32| {
@@ -247,7 +247,7 @@ fn dictionaries_beyond_the_limit_are_named() {
 }
 
 #[test]
-fn frames_with_dictionaries_are_named() {
+fn errors_name_frames_with_dictionaries() {
     let pool = BufferPool::default();
     // A frame with a single segment, one byte of content, a dictionary ID of one byte, and an empty last block.
     let frame = [0x28, 0xb5, 0x2f, 0xfd, 0x21, 77, 1, 1, 0, 0];
@@ -262,7 +262,7 @@ fn frames_with_dictionaries_are_named() {
 }
 
 #[test]
-fn bombs_stop_at_what_memory_allows() {
+fn decompression_bombs_stop_at_the_available_memory() {
     let pool = BufferPool::default();
     let data = vec![0; 8 << 20];
     for codec in Codec::ALL.into_iter().filter(|&codec| codec != Codec::Null) {
@@ -317,7 +317,7 @@ fn truncated_streams_are_errors() {
 }
 
 #[test]
-fn bombs_stop_at_the_limit() {
+fn decompression_bombs_stop_at_the_limit() {
     let pool = BufferPool::default();
     let bomb = {
         use std::io::Write;
@@ -352,7 +352,7 @@ fn bombs_stop_at_the_limit() {
 }
 
 #[test]
-fn windows_beyond_the_limit_are_named() {
+fn errors_name_windows_beyond_the_limit() {
     let pool = BufferPool::default();
     let frame = |head: &[u8]| [&[0x28, 0xb5, 0x2f, 0xfd], head, &[0x01, 0, 0]].concat();
     let size = |n: u64| frame(&[&[0xe0], &n.to_le_bytes()[..]].concat());
@@ -378,7 +378,7 @@ fn windows_beyond_the_limit_are_named() {
 }
 
 #[test]
-fn unknown_codecs_say_what_is_read() {
+fn errors_of_unknown_codecs_list_supported_ones() {
     let error = Codec::from_name("lzo").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.reason().contains("zstandard"));

@@ -47,7 +47,7 @@ fn sample() -> Vec<u8> {
 }
 
 #[test]
-fn headers_and_blocks() {
+fn headers_and_blocks_are_parsed() {
     let file = Memory(sample());
     let header = Header::read(&file).unwrap();
     assert_eq!(
@@ -76,7 +76,7 @@ fn every_truncation_is_an_error_or_ends_between_blocks() {
 }
 
 #[test]
-fn only_an_incomplete_last_block_is_not_whole() {
+fn only_an_incomplete_last_block_is_reported_as_incomplete() {
     let mut whole = sample();
     // Another block, whose size takes two bytes.
     whole.extend([200, 1, 200, 1]);
@@ -109,7 +109,7 @@ fn only_an_incomplete_last_block_is_not_whole() {
 }
 
 #[test]
-fn entries_of_metadata_are_bounded() {
+fn number_of_metadata_entries_is_bounded() {
     let with = |entries: usize, blocks: usize| {
         let mut out = MAGIC.to_vec();
         for _ in 0..blocks {
@@ -135,7 +135,7 @@ fn entries_of_metadata_are_bounded() {
 
 /// Without the limit, the index of a sparse file could exhaust the memory.
 #[test]
-fn blocks_without_records_are_bounded() {
+fn number_of_blocks_without_records_is_bounded() {
     let block = |rows| Block {
         offset: 0,
         header: 2,
@@ -166,7 +166,7 @@ fn blocks_without_records_are_bounded() {
 }
 
 #[test]
-fn a_wrong_marker_names_its_block() {
+fn errors_of_wrong_markers_name_the_block() {
     let mut bytes = sample();
     let n = bytes.len();
     bytes[n - 1] ^= 1;
@@ -180,7 +180,7 @@ fn a_wrong_marker_names_its_block() {
 }
 
 #[test]
-fn absurd_block_headers_are_refused() {
+fn impossible_block_headers_are_refused() {
     for (rows, expected) in [(i64::MAX, ErrorKind::Limit), (-1, ErrorKind::Malformed)] {
         let mut bytes = Vec::new();
         let mut n = ((rows << 1) ^ (rows >> 63)) as u64;

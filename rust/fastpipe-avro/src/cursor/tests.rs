@@ -109,7 +109,7 @@ fn overlong_varints_are_refused() {
 }
 
 #[test]
-fn counts_are_held_against_the_bytes_left() {
+fn counts_are_checked_against_the_remaining_bytes() {
     let hostile = encode(1 << 62);
     assert!(matches!(
         Cursor::new(&hostile, 0).items(1),
@@ -282,7 +282,7 @@ proptest! {
 }
 
 #[test]
-fn an_array_that_ends_with_its_block_is_found_whole() {
+fn an_array_at_the_end_of_a_block_is_complete() {
     let data = [&encode(3)[..], &[1, 2, 3], &[0]].concat();
     let head = Head::of(3).unwrap();
     assert_eq!(Cursor::new(&data, 0).whole_array(head, 3), Some(&[1, 2, 3, 0][..]));

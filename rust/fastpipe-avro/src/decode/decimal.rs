@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_128_bits_are_none() {
+    fn more_than_128_bits_return_none() {
         let mut bytes = vec![0x7F];
         bytes.extend([0; 16]);
         assert_eq!(unscaled(&bytes, 17), None);

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn two_halves_of_a_character_are_no_text() {
+    fn a_character_split_between_two_strings_is_invalid() {
         let (front, back) = (b"\xc3".to_vec(), b"\xa4".to_vec());
         let record = |first: &Vec<u8>, several: &[Vec<u8>]| (first.clone(), several.to_vec(), vec![], vec![]);
         let over_records = [record(&front, &[]), record(&back, &[])];

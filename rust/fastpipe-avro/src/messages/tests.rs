@@ -128,7 +128,7 @@ proptest! {
 }
 
 #[test]
-fn items_without_bytes_are_bounded_by_all_messages() {
+fn items_without_bytes_are_bounded_over_all_messages() {
     let schemas = schemas();
     let few = vec![(0, datum(false, 1, b"", 100)); 100];
     decoded(&schemas, &few, 0).unwrap();
@@ -138,7 +138,7 @@ fn items_without_bytes_are_bounded_by_all_messages() {
 }
 
 #[test]
-fn headers_name_schemas() {
+fn headers_select_schemas() {
     let single = [&[0xc3, 0x01][..], &0x0123_4567_89ab_cdefu64.to_le_bytes(), b"x"].concat();
     assert_eq!(Framing::SingleObject.key(&single, 0).unwrap(), 0x0123_4567_89ab_cdef);
     assert_eq!(Framing::Registry.key(&[0, 0, 0, 1, 2, 9], 0).unwrap(), 258);

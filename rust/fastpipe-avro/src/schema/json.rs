@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_reading_needs_is_left() {
+    fn attributes_that_reading_needs_are_kept() {
         let bare = r#"{"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", {"type": "fixed",
             "name": "F", "size": 3, "logicalType": "decimal", "precision": 2}]}]}"#;
         let adorned = r#"{"doc": [[{}], -1.5e3], "type": "map", "type": "record", "name": "R",
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_bounded_where_they_matter() {
+    fn nesting_is_bounded_only_if_it_matters() {
         let kind = |json: String| Json::parse(&json).err().map(|e| e.kind());
         let nested = |n: usize| "[".repeat(n) + &"]".repeat(n);
         assert_eq!(kind(nested(MAX_SCHEMA_JSON_LEVELS)), None);

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn logical_types_that_fit_are_known() {
+    fn valid_logical_types_are_recognized() {
         for (json, expected) in [
             (r#"{"type": "int", "logicalType": "date"}"#, "int (date)"),
             (r#"{"type": "long", "logicalType": "date"}"#, "long"),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals_fit_their_fixed() {
+    fn decimals_fit_their_fixed_type() {
         // The maximum number of digits of n bytes, computed with the specification's formula.
         for (n, most) in [(1, 2), (2, 4), (4, 9), (8, 18), (12, 28), (16, 38)] {
             let json = |precision: u32| {

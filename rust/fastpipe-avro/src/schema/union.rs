@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn unions_are_seen_through_where_they_are_one_column() {
+    fn unions_of_one_column_are_transparent() {
         for (json, expected) in [
             (r#"["null"]"#, "null"),
             (r#"["string"]"#, "string"),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_are_named_apart() {
+    fn branches_have_distinct_names() {
         let (_, union) = union(
             r#"["null", "string", {"type": "fixed", "name": "a.F", "size": 1}, {"type": "fixed", "name": "b.F", "size": 1},
                 {"type": "enum", "name": "a.E", "symbols": []}, {"type": "array", "items": "int"},

@@ -83,7 +83,7 @@ fn a_slot_is_claimed_once() {
 }
 
 #[test]
-fn slots_that_were_claimed_together_are_filled_once_and_in_order() {
+fn slots_claimed_together_are_filled_once_in_order() {
     let pool = SlabPool::new(1);
     let rows = Rows::new(parts(), 70, &pool).unwrap();
     let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
@@ -104,7 +104,7 @@ fn slots_that_were_claimed_together_are_filled_once_and_in_order() {
 }
 
 #[test]
-fn a_row_takes_no_more_and_no_less_than_its_width() {
+fn a_row_must_have_exactly_its_width() {
     let pool = SlabPool::new(1);
     let rows = Rows::new(parts(), 2, &pool).unwrap();
     let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
@@ -117,7 +117,7 @@ fn a_row_takes_no_more_and_no_less_than_its_width() {
 }
 
 #[test]
-fn an_incomplete_batch_is_not_handed_out() {
+fn an_incomplete_batch_is_not_delivered() {
     let pool = SlabPool::new(1);
     let rows = Rows::new(parts(), 2, &pool).unwrap();
     let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
@@ -188,7 +188,7 @@ fn rows_are_written_column_by_column() {
 }
 
 #[test]
-fn rows_without_all_their_columns_are_not_handed_out() {
+fn incomplete_rows_are_not_delivered() {
     let part = Part {
         kind: PartKind::Values(DType::U8),
         depth: 0,

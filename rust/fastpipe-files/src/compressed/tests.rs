@@ -201,7 +201,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_read_in_sequence_is_decompressed_once() {
+fn sequential_reads_decompress_once() {
     let text = text(3 << 20);
     for packed in [member(&text, 1, 0), frame(&text, true)] {
         let file = Counted::new(packed.clone());
@@ -211,7 +211,7 @@ fn what_is_read_in_sequence_is_decompressed_once() {
 }
 
 #[test]
-fn what_is_read_at_random_is_decompressed_from_the_nearest_point() {
+fn random_reads_decompress_from_the_nearest_restart_point() {
     let text = text(1 << 20);
     let packed: Vec<u8> = text.chunks(64 << 10).flat_map(|part| member(part, 1, 0)).collect();
     let file = Counted::new(packed);
@@ -235,7 +235,7 @@ fn what_is_read_at_random_is_decompressed_from_the_nearest_point() {
 }
 
 #[test]
-fn points_lie_apart() {
+fn restart_points_have_a_minimum_distance() {
     let tiny: Vec<u8> = text(200_000).chunks(1000).flat_map(|part| member(part, 1, 0)).collect();
     let file = Counted::new(tiny);
     let found = CompressedText::new(&file, Compression::Gzip);
@@ -248,7 +248,7 @@ fn points_lie_apart() {
 }
 
 #[test]
-fn empty_parts_and_padding_end() {
+fn empty_members_and_padding_are_skipped() {
     let nothing = member(b"", 6, 0);
     let many = [
         nothing.repeat(10_000),
@@ -318,7 +318,7 @@ fn dictionaries_and_large_windows_are_refused() {
 }
 
 #[test]
-fn a_layout_that_cannot_be_is_refused() {
+fn impossible_layouts_are_refused() {
     let points = |steps: &[(u64, u64)]| {
         let kept = [
             vec![1, 100, steps.len() as u8],

@@ -54,7 +54,7 @@ fn paths_are_bounded() {
 }
 
 #[test]
-fn lists_and_levels_are_bounded() {
+fn lists_and_nesting_are_bounded() {
     let wide = |n: usize| record("Wide", (0..n).map(|i| field(format!("f{i}"), "int")).collect());
     assert_eq!(kind(&wide(MAX_SCHEMA_LIST)), None);
     assert_eq!(kind(&wide(MAX_SCHEMA_LIST + 1)), Some(ErrorKind::Limit));
@@ -73,7 +73,7 @@ fn lists_and_levels_are_bounded() {
 /// The deepest allowed schemas, and deeper ones, are parsed, inferred and compiled with half of the default stack of
 /// Rust's threads.
 #[test]
-fn a_small_stack_is_enough() {
+fn parsing_needs_little_stack() {
     let run = || {
         let mut records = String::from("\"int\"");
         for i in 0..MAX_SCHEMA_LEVELS - 1 {
@@ -99,7 +99,7 @@ fn a_small_stack_is_enough() {
 }
 
 #[test]
-fn names_of_other_writers() {
+fn names_of_other_writers_are_accepted() {
     let names = |schema: Value| {
         let schema = Schema::parse(&schema.to_string()).unwrap();
         let mut names: Vec<_> = (0..schema.len())
@@ -141,7 +141,7 @@ fn names_of_other_writers() {
 }
 
 #[test]
-fn what_could_be_read_in_two_ways_is_refused() {
+fn ambiguous_schemas_are_refused() {
     let fixed = |name: &str| json!({"type": "fixed", "name": name, "size": 1});
     for schema in [
         record("", vec![]),
@@ -157,7 +157,7 @@ fn what_could_be_read_in_two_ways_is_refused() {
 }
 
 #[test]
-fn logical_types_that_do_not_fit_are_ignored() {
+fn invalid_logical_types_are_ignored() {
     let logical = |schema: Value| {
         let schema = Schema::parse(&schema.to_string()).unwrap();
         schema.node(schema.root()).logical
