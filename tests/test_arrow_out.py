@@ -232,7 +232,7 @@ TWO = np.arange(2)
     [
         (np.float32(1), TypeError, "column 'x' is np.float32"),
         (np.array(1), TypeError, "column 'x' is an array without dimensions"),
-        ([1, 2], TypeError, r"column 'x' is \[1, 2\]: only NumPy arrays and fastpipe's forms can be converted"),
+        ([1, 2], TypeError, r"column 'x' is \[1, 2\]: only NumPy arrays and fastpipe's array types can be converted"),
         (None, TypeError, "column 'x' is None"),
         (np.array(["a", None], object), TypeError, r"column 'x' has dtype object.*Strings"),
         (np.array(["a", "b"]), TypeError, r"column 'x' has dtype <U1.*Strings"),

@@ -172,12 +172,12 @@ def test_default_grid(rows: int, sizes: list[int], run: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--batch-size", "0"), "argument --batch-size: '0' is not an integer >= 1"),
-        (("--batch-size", "64,"), "'' is not an integer >= 1"),
-        (("--threads", "many"), "argument --threads: 'many' is not an integer >= 1"),
+        (("--batch-size", "0"), "argument --batch-size: must be an integer of at least 1; got '0'"),
+        (("--batch-size", "64,"), "must be an integer of at least 1; got ''"),
+        (("--threads", "many"), "argument --threads: must be an integer of at least 1; got 'many'"),
         (("--shuffle", "well"), "argument --shuffle: 'well' must be one of off, window, block, buffer"),
         (("--seconds", "soon"), "argument --seconds: invalid float value: 'soon'"),
-        (("--shuffle-buffer", "-1"), "'-1' is not an integer >= 1"),
+        (("--shuffle-buffer", "-1"), "must be an integer of at least 1; got '-1'"),
     ],
 )
 def test_bad_arguments(options: tuple[str, str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,7 +191,7 @@ def test_unsupported_sources(path: Path) -> None:
             fastpipe.read_avro(bad, batch_size=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="contiguous"):
         fastpipe.read_avro(memoryview(contents())[::2], batch_size=1)
-    with pytest.raises(TypeError, match="returns int, not bytes"):
+    with pytest.raises(TypeError, match="must return bytes; got int"):
         fastpipe.read_avro(Broken(3), batch_size=1)
     with pytest.raises(fastpipe.errors.StorageError, match="set its descriptor to blocking"):
         fastpipe.read_avro(Broken(None), batch_size=1)

@@ -175,8 +175,8 @@ def test_random_scores_match_chance() -> None:
     ("users", "items", "options", "error", "message"),
     [
         ([], [], {}, InteractionsError, "nothing is held out"),
-        ([30], [0], {}, InteractionsError, "there is no user number 30: use 0 to 29"),
-        ([0], [-1], {}, InteractionsError, "there is no item number -1: use 0 to 39"),
+        ([30], [0], {}, InteractionsError, "user indices must be from 0 to 29; got 30"),
+        ([0], [-1], {}, InteractionsError, "item indices must be from 0 to 39; got -1"),
         ([0], [0, 1], {}, InteractionsError, "there are 1 users and 2 items"),
         (["0"], [0], {}, InteractionsError, r"data\.user_indices\(ids\)"),
         ([0], [NAN], {}, InteractionsError, r"data\.item_indices\(ids\)"),

@@ -279,7 +279,7 @@ def test_folds_and_splits_divide_rows(path: Path) -> None:
         (lambda: device.split(1.0), "fraction must be between 0 and 1; got 1.0"),
         (lambda: device.bootstrap(0), "rows must be between 1"),
         (lambda: fill(path, ["cpu"], rows=1)[0].folds(2), "1 rows can't be divided into 2 folds"),
-        (lambda: fill(path, ["cpu"], rows=1)[0].split(0.5), "one row can't be divided"),
+        (lambda: fill(path, ["cpu"], rows=1)[0].split(0.5), "a table of one row can't be split"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -168,26 +168,26 @@ def test_listed_ids_keep_their_order() -> None:
         ([1, 2], [1, 2], [1], "2 user ids, 2 item ids, 1 timestamps"),
         ([1, 1], [1, 2], None, "only one user"),
         ([1, 2], [1, 1], None, "only one item"),
-        ([1, -2], [1, 2], None, "the user id -2 is negative"),
-        (np.array([1, -2]), [1, 2], None, "the user id -2 is negative"),
-        ([1, 2], np.array([1.0, NAN]), None, "number 1 is NaN: drop what has no item"),
-        ([1, 2], [1, NAN], None, "one is nan: drop interactions without an id"),
-        ([1, None], [1, 2], None, "one is None: drop interactions without an id"),
-        ([1, 2], np.array([1.0, 2.0]), None, "not float64: convert them"),
-        ([1, 2], [1.5, 2], None, "item ids must be integers or strings; one is 1.5"),
-        ([1, 2], [True, 2], None, "one is True"),
-        ([1, 2], np.array([True, False]), None, "not bool"),
+        ([1, -2], [1, 2], None, "user ids must be at least 0, or strings; got -2"),
+        (np.array([1, -2]), [1, 2], None, "user ids must be at least 0, or strings; got -2"),
+        ([1, 2], np.array([1.0, NAN]), None, "got NaN at index 1: drop interactions without an id"),
+        ([1, 2], [1, NAN], None, "got nan: drop interactions without an id"),
+        ([1, None], [1, 2], None, "got None: drop interactions without an id"),
+        ([1, 2], np.array([1.0, 2.0]), None, "got float64: convert them"),
+        ([1, 2], [1.5, 2], None, "item ids must be integers or strings; got 1.5"),
+        ([1, 2], [True, 2], None, "got True"),
+        ([1, 2], np.array([True, False]), None, "got bool"),
         ([1, "2"], [1, 2], None, "some user ids are of type int and some of type str"),
         (["1", b"2"], [1, 2], None, "some user ids are of type bytes and some of type str"),
         ([1, 2**64], [1, 2], None, "exceeds 64 bits"),
         ([[1, 2]], [1, 2], None, "one list|integers or strings"),
         (np.ones((2, 2), int), [1, 2], None, r"one dimension; got shape \(2, 2\)"),
-        ("ab", [1, 2], None, "an array or a list, not str"),
-        ({1, 2}, [1, 2], None, "an array or a list, not set"),
-        (None, [1, 2], None, "an array or a list, not NoneType"),
+        ("ab", [1, 2], None, "an array or a list; got str"),
+        ({1, 2}, [1, 2], None, "an array or a list; got set"),
+        (None, [1, 2], None, "an array or a list; got NoneType"),
         (np.ma.masked_equal([1, 2], 2), [1, 2], None, "some user ids are masked"),
-        ([1, 2], [1, 2], [1.0, NAN], "timestamp number 1 is missing"),
-        ([1, 2], [1, 2], np.array(["2020-01-01", "NaT"], "datetime64[s]"), "timestamp number 1 is missing"),
+        ([1, 2], [1, 2], [1.0, NAN], "the timestamp at index 1 is missing"),
+        ([1, 2], [1, 2], np.array(["2020-01-01", "NaT"], "datetime64[s]"), "the timestamp at index 1 is missing"),
         ([1, 2], [1, 2], ["a", "b"], "timestamps must be numbers or datetime64"),
         ([1, 2], [1, 2], [[1, 2]], r"got shape \(1, 2\)"),
         ([1, 2], [1, 2], np.ma.masked_equal([1, 2], 2), "some timestamps are masked"),
@@ -418,15 +418,15 @@ def test_from_arrow(users: Any, time: Any) -> None:
 
 
 def test_from_arrow_of_invalid_input() -> None:
-    with pytest.raises(TypeError, match=r"accepts a pyarrow\.Table"):
+    with pytest.raises(TypeError, match=r"must be a pyarrow\.Table"):
         Interactions.from_arrow({"user": [1]})
     with pytest.raises(fastpipe.errors.SchemaError, match="column 'item' must exist exactly once"):
         Interactions.from_arrow(pa.table({"user": [1, 2]}))
     with pytest.raises(InteractionsError, match="the column 'item' is null"):
         Interactions.from_arrow(pa.table({"user": [1, 2], "item": [1, None]}))
-    with pytest.raises(InteractionsError, match="not float64"):
+    with pytest.raises(InteractionsError, match="got float64"):
         Interactions.from_arrow(pa.table({"user": [1, 2], "item": [1.0, 2.0]}))
-    with pytest.raises(InteractionsError, match="not Arrow's list"):
+    with pytest.raises(InteractionsError, match="got Arrow's list"):
         Interactions.from_arrow(pa.table({"user": [1, 2], "item": [[1], [2]]}))
     binary = Interactions.from_arrow(pa.table({"user": [1, 2], "item": [b"x", b"y"]}))
     assert binary.items.tolist() == [b"x", b"y"]

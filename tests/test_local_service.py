@@ -179,7 +179,7 @@ def test_errors_of_data_have_the_local_place(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_and_closed_services() -> None:
-    with pytest.raises(fastpipe.errors.UnsupportedError, match="let the client make"):
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="change the batches in the client"):
         fastpipe.service.LocalService(read().rebatch(32))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader"):
         fastpipe.service.LocalService([1, 2])  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def test_wrong_arguments_and_closed_services() -> None:
     assert service.start() is service
     remote = service.reader
     assert service.reader is remote
-    with pytest.raises(fastpipe.errors.ServiceError, match="make another"):
+    with pytest.raises(fastpipe.errors.ServiceError, match="create another"):
         service.start()
     passing = iter(remote)
     next(passing)

@@ -330,12 +330,12 @@ def test_zero_byte_items_are_limited() -> None:
 
 def test_arguments() -> None:
     for bad, reason in [
-        (b"x", r"pass \[message\]"),
-        ("x", r"pass \[message\]"),
-        (3, "a sequence of bytes, not int"),
-        ([b"\x02", "x"], "message 1 is str"),
-        ([None], "message 0 is NoneType"),
-        ([np.zeros(3)], "message 0 is a buffer of format"),
+        (b"x", r"Pass \[message\]"),
+        ("x", r"Pass \[message\]"),
+        (3, "a sequence of bytes; got int"),
+        ([b"\x02", "x"], "message 1 must be bytes; got str"),
+        ([None], "message 0 must be bytes; got NoneType"),
+        ([np.zeros(3)], "message 0 must be a buffer of bytes"),
         (np.array([b"x"]), "dtype S"),
         (np.zeros((2, 2), object), "one dimension"),
         (fastpipe.Strings(np.zeros(1, np.uint8), np.array([0, 1]), (1,), False), 'dtype "bytes"'),

@@ -103,7 +103,7 @@ def test_a_server_that_comes_is_used_if_it_has_the_data(gone: str, port: int, ve
     assert len(here.calls) >= 20
     with Server(fastpipe.read_units(Versioned(version), **options), port=port) as server:
         if version == "other":
-            with pytest.raises(fastpipe.errors.StateError, match=r"other data.*connect anew"):
+            with pytest.raises(fastpipe.errors.StateError, match=r"other data.*connect again"):
                 found.extend(_until(batches, lambda: False))
         else:
             found += _until(batches, lambda: made(server) > 20)

@@ -82,7 +82,7 @@ def test_a_server_with_other_data_locates_no_row() -> None:
     with Server(rows_of(500, 1, 2, batch_size=16), port=server.port):
         with pytest.raises(fastpipe.errors.StateError) as of_batches:
             remote.batch_at(3)
-        with pytest.raises(fastpipe.errors.StateError, match=r"other data.*connect anew") as of_places:
+        with pytest.raises(fastpipe.errors.StateError, match=r"other data.*connect again") as of_places:
             remote.locate(3, 5)
         assert str(of_places.value) == str(of_batches.value)
     with Server(few(), port=server.port):

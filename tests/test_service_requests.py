@@ -135,7 +135,7 @@ def test_tickets_are_answered_or_refused(server: ServerProcess, ticket: dict[str
             found = answer(client, mutated(ticket, draw))
         except flight.FlightUnavailableError as error:
             # fastpipe's clients send the request again.
-            if "was changed on its way" not in str(error):
+            if "was damaged in transit" not in str(error):
                 raise
             refused += 1
             continue
@@ -157,7 +157,7 @@ def test_damaged_sealed_tickets_are_requested_again(server: ServerProcess, ticke
             changed[at] ^= draw.randrange(1, 128)
         if bytes(changed[:1]) in (b"{", b"["):
             continue
-        with pytest.raises(flight.FlightUnavailableError, match="was changed on its way"):
+        with pytest.raises(flight.FlightUnavailableError, match="was damaged in transit"):
             answer(client, bytes(changed))
 
 
@@ -193,7 +193,7 @@ def test_wrong_orders_are_refused(server: ServerProcess, ticket: dict[str, Any],
 def test_an_order_must_be_text(server: ServerProcess, ticket: dict[str, Any]) -> None:
     for order in (json.loads(ticket["order"]), None, 1):
         (refused,) = answer(flight.FlightClient(server.url), ticket | {"order": order})
-        assert "the order of a ticket is a text" in str(as_error(refused, "a server"))
+        assert "the order of a ticket must be JSON text" in str(as_error(refused, "a server"))
 
 
 # Actions, and other calls.

@@ -217,11 +217,13 @@ def test_another_version_of_the_service_is_an_error(version: int | None) -> None
             told = json.dumps(served.description() | {"version": version}).encode()
             return iter(summed([told, served.unit_rows().tobytes()]))
 
-    told = rf"speaks version {version} .*both be of one version"
+    told = rf"uses version {version} .*the same version of fastpipe on both"
     with Old("grpc://127.0.0.1:0") as old, pytest.raises(fastpipe.errors.ServiceError, match=told):
         fastpipe.connect(f"grpc://127.0.0.1:{old.port}", timeout=60)
     with reader.serve() as server:
         client = flight.FlightClient(server.url)
         said = sealed(entries(client) | {"version": version})
         (chunk,) = client.do_get(flight.Ticket(said))
-        assert "servers and clients have one version" in str(as_error(chunk.app_metadata.to_pybytes(), "a server"))
+        assert "servers and clients need the same fastpipe" in str(
+            as_error(chunk.app_metadata.to_pybytes(), "a server")
+        )

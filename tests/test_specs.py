@@ -278,7 +278,7 @@ def test_scales_require_integers() -> None:
         (lambda: RaggedSpec((None,), "string", scale=0), ValueError, "got 'string'"),
         (lambda: SparseSpec((3,), "bool", scale=2), ValueError, "got 'bool'"),
         (lambda: DenseSpec((), "datetime64[s]", scale=2), ValueError, "got 'datetime64"),
-        (lambda: DenseSpec((), "int64", scale=2, length=True), ValueError, "use only one of them"),
+        (lambda: DenseSpec((), "int64", scale=2, length=True), ValueError, r"pass either scale= .* or length=True"),
         (lambda: DenseSpec((), "int64", scale=77), ValueError, "scale must be between -76 and 76; got 77"),
         (lambda: DenseSpec((), "int64", scale=-77), ValueError, "scale must be between -76 and 76; got -77"),
         (lambda: DenseSpec((), "int64", scale=2.0), TypeError, "scale must be a number of decimal places; got 2.0"),

@@ -77,7 +77,7 @@ def test_rows_without_values_are_ragged() -> None:
     ("column", "error", "match"),
     [
         (np.array(3), TypeError, "column 'x' is an array without dimensions"),
-        (3, TypeError, "column 'x' is 3: only NumPy arrays and fastpipe's forms can be converted"),
+        (3, TypeError, "column 'x' is 3: only NumPy arrays and fastpipe's array types can be converted"),
         (None, TypeError, "column 'x' is None"),
         ([1, 2], TypeError, r"column 'x' is \[1, 2\]"),
         (("a", "b"), TypeError, "column 'x' is "),

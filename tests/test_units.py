@@ -289,7 +289,9 @@ def test_counts_of_any_kind(rows: Any) -> None:
 def test_nbytes_has_one_value_per_unit(nbytes: list[int]) -> None:
     units = Numbers([1, 1])
     units.nbytes = nbytes  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=rf"units\.nbytes has {len(nbytes)} entries, but units\.rows has 2"):
+    with pytest.raises(
+        ValueError, match=rf"units\.nbytes must have one entry for each of the 2 units; got {len(nbytes)}"
+    ):
         fastpipe.read_units(units, batch_size=2)
 
 

@@ -436,7 +436,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
             "num_buckets must be between 1",
         ),
         (lambda: VocabularySpec(["a"], dtype="float32"), ValueError, "indices are integers"),
-        (lambda: VocabularySpec({"a": 300}, dtype="int8"), ValueError, "doesn't hold indices up to 300"),
+        (lambda: VocabularySpec({"a": 300}, dtype="int8"), ValueError, "must hold indices up to 300; got 'int8'"),
         (lambda: VocabularySpec(["a"], values="string"), ValueError, "values of bags are numbers"),
         (lambda: VocabularySpec(["a"], values="float16"), ValueError, "float32"),
         (lambda: VocabularySpec(["a"], values="bool"), ValueError, "numbers"),
@@ -450,7 +450,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
         (lambda: HashSpec(True), TypeError, "integer"),
         (lambda: HashSpec(1.5), TypeError, "integer"),
         (lambda: HashSpec(10, seed=-1), ValueError, "seed"),
-        (lambda: HashSpec(1000, dtype="int8"), ValueError, "doesn't hold"),
+        (lambda: HashSpec(1000, dtype="int8"), ValueError, "must hold indices"),
     ],
 )
 def test_arguments_are_checked(make: Any, error: Any, message: str) -> None:

@@ -141,7 +141,7 @@ def from_arrow(
     settings = Settings(from_arrow, batch_size, options)
     if not (hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__")):
         hint = "; from_arrays accepts a dict of arrays" if isinstance(table, Mapping) else ""
-        raise TypeError(f"a table must have __arrow_c_stream__ or __arrow_c_array__, which {shown(table)} lacks{hint}")
+        raise TypeError(f"a table must have __arrow_c_stream__ or __arrow_c_array__; got {shown(table)}{hint}")
     return _reader(settings, table, FeatureRequest.of(features, columns, overrides))
 
 

@@ -246,7 +246,7 @@ def _array(node: Any, where: str) -> pa.Array:
         shape, array = _dense(node, masks, where)
     else:
         raise TypeError(
-            f"{where} is {_described(node)}: only NumPy arrays and fastpipe's forms can be converted to Arrow"
+            f"{where} is {_described(node)}: only NumPy arrays and fastpipe's array types can be converted to Arrow"
         )
     for depth in range(len(shape) - 1, 0, -1):
         kind = require_pyarrow().list_(array.type, shape[depth])

@@ -101,7 +101,7 @@ def metadata_of(specs: Features) -> dict[str, str]:
     for name, spec in specs.items():
         checked_name(name)
         if spec._kind == "lookup":
-            raise ValueError(f"feature {name!r}: its form depends on a file: pass reader.features")
+            raise ValueError(f"feature {name!r}: its type depends on a file: pass reader.features")
         # A sparse shape is a limit on indices and isn't converted to a list.
         sizes = () if isinstance(spec, SparseSpec) else spec.shape
         for size in sizes:

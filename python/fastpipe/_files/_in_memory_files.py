@@ -182,7 +182,7 @@ def pieces(file: ReadableFile, name: str) -> Generator[bytes]:
             reason = "the file object is non-blocking and has no data yet: set its descriptor to blocking"
             raise in_file(StorageError, name, reason)
         if not isinstance(chunk, bytes | bytearray | memoryview):
-            raise TypeError(f"the read method of {name} returns {type(chunk).__name__}, not bytes")
+            raise TypeError(f"the read method of {name} must return bytes; got {type(chunk).__name__}")
         if not chunk:
             return
         yield bytes(chunk)

@@ -27,7 +27,7 @@ def cache_directory(index_cache: IndexCache) -> str | None:
     if index_cache is True:
         return user_cache_directory()
     if not isinstance(index_cache, str | os.PathLike):
-        raise TypeError(f"index_cache must be True, a directory or None, not {type(index_cache).__name__}")
+        raise TypeError(f"index_cache must be True, a directory or None; got {type(index_cache).__name__}")
     directory = os.fsdecode(index_cache)
     if not directory:
         raise ValueError("index_cache is empty: name a directory, or pass True for one in the user's cache directory")

@@ -290,7 +290,7 @@ def _rows(name: str, node: forms.Sparse | forms.SparseCSR) -> tuple[np.ndarray, 
     """Returns the offsets of the rows, and the indices of the only dimension."""
     if len(node.dense_shape) != 2:
         raise UnsupportedError(
-            f"feature {name!r} has {len(node.dense_shape) - 1} sparse dimensions, but this form supports only one:"
+            f"feature {name!r} has {len(node.dense_shape) - 1} sparse dimensions, but only one is supported here:"
             ' use sparse="coo"'
         )
     if isinstance(node, forms.SparseCSR):

@@ -278,15 +278,15 @@ def _packed(messages: Iterable[Any] | Strings) -> Messages:
         offsets = messages.offsets
         return Messages.joined(messages.values.tobytes(), offsets.tolist())
     if isinstance(messages, str | bytes | bytearray | memoryview):
-        raise TypeError(f"messages must be a sequence of bytes, not {type(messages).__name__}: pass [message] for one")
+        raise TypeError(f"messages must be a sequence of bytes; got {type(messages).__name__}. Pass [message] for one")
     if isinstance(messages, np.ndarray) and messages.ndim != 1:
-        raise TypeError(f"messages as an array must have one dimension, not {messages.ndim}")
+        raise TypeError(f"an array of messages must have one dimension; got {messages.ndim}")
     if isinstance(messages, np.ndarray) and messages.dtype.kind == "S":
         raise TypeError("NumPy strips trailing zero bytes from arrays of dtype S: pass a list or an array of objects")
     try:
         listed = list(messages)
     except TypeError:
-        raise TypeError(f"messages must be a sequence of bytes, not {type(messages).__name__}") from None
+        raise TypeError(f"messages must be a sequence of bytes; got {type(messages).__name__}") from None
     if set(map(type, listed)) - {bytes}:
         listed = [item if type(item) is bytes else _bytes(item, number) for number, item in enumerate(listed)]
     return Messages(listed)
@@ -296,7 +296,7 @@ def _bytes(item: Any, number: int) -> bytes:
     try:
         view = memoryview(item)
     except TypeError:
-        raise TypeError(f"message {number} is {type(item).__name__}, not bytes") from None
+        raise TypeError(f"message {number} must be bytes; got {type(item).__name__}") from None
     if view.format not in ("B", "b", "c"):
-        raise TypeError(f"message {number} is a buffer of format {view.format!r}, not of bytes")
+        raise TypeError(f"message {number} must be a buffer of bytes; got format {view.format!r}")
     return view.tobytes()

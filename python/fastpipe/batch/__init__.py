@@ -331,14 +331,14 @@ class _SparseForm(Form):
         return int(self._dense_shape[0])
 
     def row(self, index: int) -> NoReturn:
-        """Raises an error, because a single sparse row has no form. Use `sparse[i:i + 1]` instead.
+        """Raises an error, because no array type holds a single sparse row. Use `sparse[i:i + 1]` instead.
 
         Raises:
             TypeError: Always.
         """
         at = row_index(index, len(self))
         raise TypeError(
-            f"a single sparse row has no form: [{at}:{at + 1}] returns the row in the same form, to_list() all rows"
+            f"a sparse array can't return a single row: use [{at}:{at + 1}] for an array of one row, or to_list()"
         )
 
 

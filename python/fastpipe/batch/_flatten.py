@@ -121,7 +121,7 @@ class _Node:
     def inner(self, node: _Node, form: Any, rows: int, parts: list[np.ndarray]) -> None:
         """Appends the parts of a nested form."""
         if (count := node.count(form)) != rows:
-            raise ValueError(f"{node.where} has {count} rows; expected {rows}")
+            raise ValueError(f"{node.where} must have length {rows}; got {count}")
         node.split(form, rows, parts)
 
 
@@ -233,7 +233,7 @@ class _Sparse(_Node):
         indices = _array(form.indices, np.integer, f"indices of {self.where}")
         coo = issubclass(self.kind, Sparse)
         if indices.ndim != 2 and (coo or indices.ndim != 1):
-            raise ValueError(f"indices of {self.where} have {indices.ndim} dimensions")
+            raise ValueError(f"indices of {self.where} must have two dimensions; got shape {indices.shape}")
         coordinates = indices[:, 1:] if coo else indices
         width, rank = coordinates.shape[1] if coordinates.ndim > 1 else 1, len(form.dense_shape) - 1
         if width != rank:
@@ -294,7 +294,7 @@ def _kind(form: Any, where: str) -> type[Any]:
     for kind in _NODES:
         if isinstance(form, kind):
             return kind
-    raise TypeError(f"{where} is {type(form).__name__}, which is neither a NumPy array nor a form of fastpipe")
+    raise TypeError(f"{where} must be a NumPy array or a fastpipe array such as Ragged; got {type(form).__name__}")
 
 
 def _node(form: Any, where: str, parts: list[Part], batch_size: int) -> _Node:
@@ -304,7 +304,9 @@ def _node(form: Any, where: str, parts: list[Part], batch_size: int) -> _Node:
 
 def _array(array: Any, dtype: Any, where: str) -> np.ndarray:
     if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, dtype):
-        raise TypeError(f"{where} must be an array of {dtype.__name__}")
+        raise TypeError(
+            f"{where} must be an array of {dtype.__name__}; got {getattr(array, 'dtype', type(array).__name__)}"
+        )
     return array
 
 
@@ -312,7 +314,7 @@ def _lengths(offsets: Any, rows: int, items: int, where: str) -> tuple[np.ndarra
     """Returns the lengths between offsets, int64 `[rows]`, the start of the first row and the end of the last one."""
     offsets = _array(offsets, np.integer, f"offsets of {where}").astype(np.int64, copy=False)
     if offsets.shape != (rows + 1,):
-        raise ValueError(f"offsets of {where} have shape {offsets.shape}; expected length {rows + 1}")
+        raise ValueError(f"offsets of {where} must have length {rows + 1}; got shape {offsets.shape}")
     lengths, first, last = np.diff(offsets), int(offsets[0]), int(offsets[-1])
     if first < 0 or last > items or (lengths < 0).any():
         raise ValueError(f"offsets of {where} must ascend from 0 to at most {items}, the number of items")

@@ -34,7 +34,7 @@ def row_index(index: int, rows: int) -> int:
     except TypeError:
         raise TypeError(f"a row index must be an integer; got {shown(index)}") from None
     if not -rows <= number < rows:
-        raise IndexError(f"row {number} of {rows}")
+        raise IndexError(f"row {number} does not exist: there are {rows} rows")
     return number + rows if number < 0 else number
 
 
@@ -68,7 +68,7 @@ def _chosen(key: Any, count: int) -> np.ndarray:
         raise TypeError(f"rows must be selected by bools or integers; got {array.dtype}")
     wrong = (array < -count) | (array >= count) if array.dtype.kind == "i" else array >= count
     if wrong.any():
-        raise IndexError(f"row {array[wrong][0]} of {count}")
+        raise IndexError(f"row {array[wrong][0]} does not exist: there are {count} rows")
     rows = array.astype(np.int64)
     rows[rows < 0] += count
     return rows

@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 1")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
     return int(text)
 
 

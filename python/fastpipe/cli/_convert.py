@@ -220,7 +220,7 @@ def add_options(convert: argparse.ArgumentParser, positive: Callable[[str], int]
 
 def _seed(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 0")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 0; got {text!r}")
     return int(text)
 
 

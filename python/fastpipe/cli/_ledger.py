@@ -30,7 +30,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0.05 <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError("must be between 0.05 and 86400 seconds")
+        raise argparse.ArgumentTypeError(f"must be between 0.05 and 86400 seconds; got {text}")
     return seconds
 
 

@@ -96,7 +96,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, up to 86400; got {text!r}")
     return found
 
 

@@ -133,7 +133,7 @@ class Asked:
             raise ValueError(f'order must be "C" or "F"; got {order!r}')
         element = DenseSpec((), dtype)
         if element.dtype in ("string", "bytes"):
-            raise ValueError(f"dtype must be numeric, not {element.dtype}: sample() draws columns of any type")
+            raise ValueError(f"dtype must be numeric; got {element.dtype}. sample() draws columns of any type")
         spec = DenseSpec((), dtype, fill=math.nan) if element.dtype.startswith("float") else element
         wanted = column_names(columns)
         running = Settings(read_csv, 1, options).running

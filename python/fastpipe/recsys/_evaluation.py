@@ -193,7 +193,7 @@ def _numbers(values: Any, what: str, first: int, count: int) -> npt.NDArray[np.i
     wrong = (numbers < first) | (numbers >= first + count)
     if wrong.any():
         there = f"{first} to {first + count - 1}"
-        raise InteractionsError(f"there is no {what} number {numbers[wrong][0]}: use {there}")
+        raise InteractionsError(f"{what} indices must be from {there}; got {numbers[wrong][0]}")
     return numbers.astype(np.int64) - first
 
 

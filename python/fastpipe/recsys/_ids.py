@@ -201,7 +201,7 @@ def _integers_or_values(ids: Any, what: str) -> tuple[np.ndarray | None, list[An
             return np.array(values, np.uint64), None
         for value in values:
             if not isinstance(value, _IDS) or isinstance(value, bool):
-                raise InteractionsError(f"{what} ids must be integers or strings; one is {value!r}{_missing(value)}")
+                raise InteractionsError(f"{what} ids must be integers or strings; got {value!r}{_missing(value)}")
         raise _mixed(what, *sorted(kind.__name__ for kind in kinds)[:2])
     if array.dtype.kind in "US":
         return None, array.tolist()
@@ -211,16 +211,18 @@ def _integers_or_values(ids: Any, what: str) -> tuple[np.ndarray | None, list[An
         return array, None
     if array.dtype.kind == "f" and np.isnan(array).any():
         at = int(np.isnan(array).argmax())
-        raise InteractionsError(f"{what} ids must be integers or strings; number {at} is NaN: drop what has no {what}")
+        raise InteractionsError(
+            f"{what} ids must be integers or strings; got NaN at index {at}: drop interactions without an id"
+        )
     hint = ": convert them, with .astype(numpy.int64)" if array.dtype.kind == "f" else ""
-    raise InteractionsError(f"{what} ids must be integers or strings, not {array.dtype}{hint}")
+    raise InteractionsError(f"{what} ids must be integers or strings; got {array.dtype}{hint}")
 
 
 def _array(ids: Any, what: str) -> np.ndarray:
     if np.ma.isMaskedArray(ids) and np.ma.getmaskarray(ids).any():
         raise InteractionsError(f"some {what} ids are masked: drop interactions that have no {what}")
     if isinstance(ids, str | bytes) or (not isinstance(ids, Sequence) and not hasattr(ids, "__array__")):
-        raise InteractionsError(f"{what} ids must be an array or a list, not {type(ids).__name__}")
+        raise InteractionsError(f"{what} ids must be an array or a list; got {type(ids).__name__}")
     if not hasattr(ids, "__array__"):
         # NumPy would turn [1, "a"] into strings, and [1, None] into floats or objects.
         values = list(ids)
@@ -231,7 +233,7 @@ def _array(ids: Any, what: str) -> np.ndarray:
 
 
 def _negative(what: str, value: int) -> InteractionsError:
-    return InteractionsError(f"the {what} id {value} is negative: ids must be 0 or more, or strings")
+    return InteractionsError(f"{what} ids must be at least 0, or strings; got {value}")
 
 
 def _mixed(what: str, one: str, other: str) -> InteractionsError:

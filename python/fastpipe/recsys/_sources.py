@@ -72,7 +72,7 @@ def times_of(values: Any) -> np.ndarray:
     missing = np.isnat(times) if times.dtype.kind == "M" else np.isnan(times)
     if missing.any():
         raise InteractionsError(
-            f"timestamp number {int(missing.argmax())} is missing: drop such interactions, or pass no timestamps"
+            f"the timestamp at index {int(missing.argmax())} is missing: drop this interaction, or pass no timestamps"
         )
     return times
 
@@ -128,7 +128,7 @@ def _plain(name: str, values: Any, symbols: list[str] | None) -> Any:
     """Returns the values of a column without nulls, in memory that isn't shared with the batch."""
     if isinstance(values, Masked):
         if not values.valid.all():
-            raise InteractionsError(f"a value of the column {name!r} is null: drop such records", feature=name)
+            raise InteractionsError(f"a value of the column {name!r} is null: drop records with nulls", feature=name)
         values = values.values
     if symbols is not None:
         return Coded(values.astype(np.int64), list(symbols))
@@ -140,9 +140,7 @@ def from_arrow(source: Any, names: Columns) -> Iterator[Chunk]:
     """Yields users, items and times from columns of an Arrow table or another stream of record batches."""
     pa = require_pyarrow()
     if not hasattr(source, "__arrow_c_stream__"):
-        raise TypeError(
-            f"from_arrow accepts a pyarrow.Table or another stream of Arrow data, not {type(source).__name__}"
-        )
+        raise TypeError(f"source must be a pyarrow.Table or another stream of Arrow data; got {type(source).__name__}")
     batches = pa.RecordBatchReader.from_stream(source)
     for name in names.wanted:
         if batches.schema.get_field_index(name) < 0:
@@ -152,7 +150,7 @@ def from_arrow(source: Any, names: Columns) -> Iterator[Chunk]:
         columns = [batch.column(batch.schema.get_field_index(name)) for name in names.wanted]
         for name, column in zip(names.wanted, columns, strict=True):
             if column.null_count:
-                raise InteractionsError(f"a value of the column {name!r} is null: drop such rows", feature=name)
+                raise InteractionsError(f"a value of the column {name!r} is null: drop rows with nulls", feature=name)
         users, items, *times = columns
         yield Chunk(_arrow_ids(users), _arrow_ids(items), times_of(_arrow_numbers(times[0])) if times else None)
 
@@ -168,7 +166,7 @@ def _arrow_ids(column: Any) -> Any:
         return _arrow_ids(column.cast(require_pyarrow().large_string()).dictionary_encode())
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return _arrow_ids(column.dictionary_encode())
-    raise InteractionsError(f"ids must be integers or strings, not Arrow's {kind}")
+    raise InteractionsError(f"ids must be integers or strings; got Arrow's {kind}")
 
 
 def _arrow_numbers(column: Any) -> Any:

@@ -225,7 +225,7 @@ class LocalService:
             TypeError: If the reader can't be pickled.
         """
         if self._process is not None or self._closed:
-            raise ServiceError("the local service was already started; make another one")
+            raise ServiceError("the local service was already started: create another one")
         process = self._process = LocalProcess(self._served, self._timeout)
         try:
             fallback = self._served if self._fallback else None

@@ -46,8 +46,8 @@ class Description:
             found = json.loads(told)
             if found.get("version") != VERSION:
                 raise ServiceError(
-                    f"{url} speaks version {found.get('version')!r:.20} of the service, and this fastpipe {VERSION};"
-                    " let both be of one version"
+                    f"{url} uses version {found.get('version')!r:.20} of the service, and this fastpipe {VERSION}:"
+                    " install the same version of fastpipe on both"
                 )
             self.rows = np.frombuffer(rows, np.uint32)
             self.fingerprints = {int(version): dict(of) for version, of in found["fingerprints"].items()}
@@ -195,7 +195,7 @@ def _place(told: list[bytes], connection: Connection) -> tuple[Any, ...]:
         kind = namedtuple(str(found["kind"]), list(fields))  # type: ignore[misc]  # noqa: PYI024
         return kind(**fields)
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise ServiceError(f"{connection.url} sent a place that can't be read: {error!r:.200}") from error
+        raise ServiceError(f"{connection.url} sent a location that can't be read: {error!r:.200}") from error
 
 
 class _Bringing:

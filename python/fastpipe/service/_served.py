@@ -103,12 +103,12 @@ class Served:
             if not isinstance(reader, (Passes, Rebatcher)):
                 passes_of(reader)
             raise UnsupportedError(
-                f"{reader!r} can't be served: only a reader of a dataset can. Serve the reader beneath it, and let the"
-                " client make the changes to its batches: fastpipe.connect(...).rebatch(...)"
+                f"{reader!r} can't be served: only a reader of a dataset can. Serve the reader that it wraps, and"
+                " change the batches in the client: fastpipe.connect(...).rebatch(...)"
             )
         parts = passes.parts
         if parts.ordering.rows is not None:
-            raise UnsupportedError("a reader of given rows can't be served; serve the reader beneath it")
+            raise UnsupportedError("a sample can't be served: serve the reader that it was drawn from")
         self.name = name
         self._parts = parts
         self._data = parts.data
@@ -204,7 +204,7 @@ class Served:
             if name not in ("digest", "specs") and data.get(name) != here[name]
         ]
         raise StateError(
-            f"this server has other data: {'; '.join(differing) or self._data.words.other_digest}; connect anew"
+            f"this server has other data: {'; '.join(differing) or self._data.words.other_digest}; connect again"
         )
 
     def order(self, ticket: Ticket) -> Order:

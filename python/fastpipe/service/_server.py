@@ -124,13 +124,13 @@ class _Decisions:
             raise ConnectionError(str(error)) from None
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError, LookupError) as error:
             say_error(error, peer=peer)
-            raise ValueError(f"a request that can't be read: {error!r:.300}") from None
+            raise ValueError(f"the request can't be read: {error!r:.300}") from None
 
     def _acted(self, action: str, body: bytes) -> list[bytes]:
         if action not in ("describe", "place"):
-            raise ValueError(f"there is no action {action!r:.100}, only describe, place, health and metrics")
+            raise ValueError(f"an action must be describe, place, health or metrics; got {action!r:.100}")
         if len(body) > _LARGEST_REQUEST:
-            raise ValueError(f"a request has {_LARGEST_REQUEST} bytes at most")
+            raise ValueError(f"a request must have at most {_LARGEST_REQUEST} bytes; got {len(body)}")
         request = unsealed(body)
         served = self._find(str(request["reader"]))
         if action == "describe":
@@ -141,7 +141,8 @@ class _Decisions:
     def _find(self, name: str) -> Served:
         found = self._served.get(name)
         if found is None:
-            raise ServiceError(f"this server has no reader {name!r:.100}, only {', '.join(sorted(self._served))}")
+            there = ", ".join(sorted(self._served))
+            raise ServiceError(f"this server has no reader {name!r:.100}; its readers are {there}")
         return found
 
     def log_refused(self, peer: str) -> None:

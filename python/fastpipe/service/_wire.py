@@ -68,12 +68,12 @@ def unsealed(data: bytes) -> Any:
     if sum(map(operator.eq, data, _SEAL)) >= len(_SEAL) - 1:
         text = data[8:]
         if data[:4] != _SEAL or data[4:8] != zlib.crc32(text).to_bytes(4, "little"):
-            raise DamagedError("a ticket, or another request, was changed on its way: its checksum differs")
+            raise DamagedError("a request was damaged in transit: its checksum differs")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         said = str(error)[:200]
-        raise DamagedError(f"a ticket, or another request, isn't JSON, or was changed on its way: {said}") from None
+        raise DamagedError(f"a request isn't JSON, or was damaged in transit: {said}") from None
 
 
 def summed(parts: list[bytes]) -> list[bytes]:
@@ -90,9 +90,9 @@ def intact(parts: list[bytes]) -> list[bytes]:
     """
     *rest, checksum = parts or [b""]
     if len(checksum) != 4:
-        raise ValueError("its answer has no checksum: this is not a fastpipe server, or one of another version")
+        raise ValueError("its answer has no checksum: it is not a fastpipe server, or has another version")
     if checksum != _checksum(rest):
-        raise DamagedError("an answer was changed on its way: its checksum differs")
+        raise DamagedError("an answer was damaged in transit: its checksum differs")
     return rest
 
 
@@ -142,13 +142,13 @@ class Ticket:
             raise ValueError(f"a ticket must have at most {LARGEST_TICKET} bytes; got {len(data)}")
         found = unsealed(data)
         if not isinstance(found, dict) or found.pop("version", None) != VERSION:
-            raise ValueError(f"a ticket is of version {VERSION}; let servers and clients have one version of fastpipe")
+            raise ValueError(f"a ticket must have version {VERSION}: servers and clients need the same fastpipe")
         if set(found) != set(cls.__slots__):
             raise ValueError(f"a ticket must have the entries {', '.join(cls.__slots__)}")
         if not isinstance(found["reader"], str) or not isinstance(found["data"], dict):
             raise ValueError("the reader of a ticket must be a name, and its data a dict")
         if not isinstance(found["order"], str):
-            raise ValueError("the order of a ticket is a text of JSON")
+            raise ValueError("the order of a ticket must be JSON text")
         if not (found["progress"] is None or isinstance(found["progress"], dict)):
             raise ValueError("the progress of a ticket must be a dict or null")
         if not isinstance(found["csr"], bool):

@@ -51,7 +51,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         if not self._kind:
-            raise TypeError("use DenseSpec, RaggedSpec or SparseSpec")
+            raise TypeError("Spec is abstract: use DenseSpec, RaggedSpec or SparseSpec")
         dtype = _dtype(self.dtype)
         self._set("dtype", dtype)
         self._set("shape", _shape(self.shape))
@@ -126,7 +126,7 @@ class Spec:
         if getattr(self, "length", False) and self.dtype != "int64":
             raise ValueError(f'length=True counts items: dtype must be "int64"; got {self.dtype!r}')
         if getattr(self, "length", False) and self.scale is not None:
-            raise ValueError("scale= is for decimals, and length=True counts items: use only one of them")
+            raise ValueError("pass either scale= (for decimals) or length=True (counts items), not both")
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,7 +187,7 @@ class DenseSpec(Spec):
         self._check_length()
         if self.pad is not None:
             if self.length:
-                raise ValueError("pad appends values to arrays, and length=True counts values: use only one of them")
+                raise ValueError("pass either pad= (appends values) or length=True (counts values), not both")
             if not self.shape:
                 raise ValueError("pad is for arrays, but the shape () is a scalar; for nulls use fill=")
             if self.dtype in ("string", "bytes"):

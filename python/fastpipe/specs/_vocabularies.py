@@ -183,7 +183,7 @@ class LookupSpec(Spec):
 
     def _check_size(self) -> None:
         if self.size - 1 > np.iinfo(self.dtype).max:
-            raise ValueError(f"dtype {self.dtype!r} doesn't hold indices up to {self.size - 1}")
+            raise ValueError(f"dtype must hold indices up to {self.size - 1}; got {self.dtype!r}")
 
     def __repr__(self) -> str:
         """Returns Python code that creates this spec, if its vocabulary is a file or short."""

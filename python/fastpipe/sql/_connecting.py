@@ -236,5 +236,5 @@ def _of_factory(factory: Any) -> Engine:
         close()
     raise TypeError(
         "a connection factory must return an ADBC connection (adbc_driver_sqlite, adbc_driver_postgresql) or a "
-        f"SQLAlchemy Engine, not {shown(made)}: pass the database's URL"
+        f"SQLAlchemy Engine; got {shown(made)}. Pass the database's URL"
     )

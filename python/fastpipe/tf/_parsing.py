@@ -220,7 +220,7 @@ def _fill(default: Any, dtype: str) -> Any:
         return None
     values = list(_flat(default))
     if not values or any(value != values[0] for value in values):
-        raise ValueError(f"default_value must be a single value, the same everywhere; got {shown(default)}")
+        raise ValueError(f"default_value must be a single value for all items; got {shown(default)}")
     return values[0].encode() if dtype == "bytes" and isinstance(values[0], str) else values[0]
 
 

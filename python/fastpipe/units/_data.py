@@ -362,7 +362,7 @@ def _nbytes(units: Units, number: int) -> list[int] | None:
         return None
     counts = _counts(nbytes, "nbytes", 2**63 - 1)
     if len(counts) != number:
-        raise ValueError(f"units.nbytes has {len(counts)} entries, but units.rows has {number}")
+        raise ValueError(f"units.nbytes must have one entry for each of the {number} units; got {len(counts)}")
     return counts
 
 
@@ -402,7 +402,7 @@ def _counts(values: Any, name: str, most: int) -> list[int]:
     counts: list[int] = array.tolist()
     for unit, count in enumerate(counts):
         if not 0 <= count <= most:
-            raise ValueError(f"units.{name}[{unit}] is {count}, but must be from 0 to {most}")
+            raise ValueError(f"units.{name}[{unit}] must be from 0 to {most}; got {count}")
     return counts
 
 

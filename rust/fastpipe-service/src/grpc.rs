@@ -137,10 +137,10 @@ pub async fn read_request(
     most: usize,
     bytes: &Arc<Semaphore>,
 ) -> Result<(Bytes, OwnedSemaphorePermit), Status> {
-    let refused = |why: &str| Status::new(Code::InvalidArgument, format!("a request that can't be read: {why}"));
+    let refused = |why: &str| Status::new(Code::InvalidArgument, format!("the request can't be read: {why}"));
     let busy = |_| {
         let text =
-            "this server is busy: large requests take all the memory that it has for them; ask another one, or later";
+            "this server is busy: large requests use all of their memory; try another server, or try again later";
         Status::new(Code::Unavailable, text)
     };
     let mut room = bytes.clone().try_acquire_many_owned(0).map_err(busy)?;
@@ -150,7 +150,7 @@ pub async fn read_request(
             frame.map_err(|error| Status::new(Code::Cancelled, format!("the request didn't arrive: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         if read.len() + data.len() > PREFIX + most {
-            let text = format!("a request has {most} bytes at most");
+            let text = format!("a request must have at most {most} bytes");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         let len = u32::try_from(data.len()).unwrap_or(u32::MAX);

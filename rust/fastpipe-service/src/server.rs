@@ -368,11 +368,11 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Status> {
     if given.starts_with(MEDIA_TYPE.as_bytes()) {
         return Ok(());
     }
-    Err(Status::new(Code::InvalidArgument, "this server speaks gRPC"))
+    Err(Status::new(Code::InvalidArgument, "this server requires gRPC requests"))
 }
 
 fn perform<S: Service>(call: &Call, client: SocketAddr, service: &S, outlet: &Outlet) -> Result<(), Status> {
-    let text = "a request that can't be read: it isn't a Flight message";
+    let text = "the request can't be read: it isn't a Flight message";
     let unreadable = || Status::new(Code::InvalidArgument, text);
     match call {
         Call::Get(request) => {

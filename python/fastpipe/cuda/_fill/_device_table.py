@@ -159,7 +159,7 @@ class Filled:
         if not 0 < fraction < 1:
             raise ValueError(f"fraction must be between 0 and 1; got {fraction}")
         if len(self) < 2:
-            raise ValueError("one row can't be divided")
+            raise ValueError("a table of one row can't be split: fill more rows")
         size = min(max(round(len(self) * fraction), 1), len(self) - 1)
         rest, part = self._divided(0, size, within("seed", seed, 0, 2**64 - 1))
         return part, rest
