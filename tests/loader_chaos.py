@@ -249,7 +249,7 @@ def _strike(run: Plan, workers: list[int], chance: random.Random) -> tuple[float
             time.sleep(run.pause)
             os.kill(worker, signal.SIGCONT)
             if time.monotonic() - acted > 1.4:
-                # On a busy machine the pause was so long that the worker may count as lost.
+                # On a busy machine the pause may be so long that the worker is considered lost.
                 run.action = "stop"
     except ProcessLookupError:
         # The pass had already ended.

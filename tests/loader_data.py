@@ -32,7 +32,7 @@ ALL_WAYS = WAYS | {"spawn": SPAWNED, "forkserver": SERVED}
 
 
 class Pair(NamedTuple):
-    """A named tuple."""
+    """A named tuple of an item."""
 
     first: Any
     second: Any

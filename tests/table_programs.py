@@ -93,7 +93,7 @@ def made() -> fastpipe.Reader:
 
 
 def forked() -> None:
-    """Forks during a pass; parent and child then read on independently."""
+    """Forks during a pass. The parent and the child then continue independently."""
     reader = made()
     batches = iter(reader)
     first = next(batches)["x"].tolist()

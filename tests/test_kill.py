@@ -36,7 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 class Server:
-    """Client of the server in `killed`, which forks runs."""
+    """Client of the server in `killed`, which forks a process for each run."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

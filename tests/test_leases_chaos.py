@@ -190,8 +190,8 @@ def test_the_witness_detects_wrong_logs() -> None:
     for wrong in (
         logs | {"a": Lines(USED, [(0, 0), (0, 2)], [])},  # the commit was another worker's
         logs | {"a": Lines(USED, [(0, 0), (0, 0)], [])},  # the commit was confirmed twice
-        logs | {"b": Lines({(0, 2): [2], (0, 3): [7]}, [], [])},  # used other rows
-        logs | {"b": Lines({(0, 2): [2]}, [], [])},  # never used the batch
+        logs | {"b": Lines({(0, 2): [2], (0, 3): [7]}, [], [])},  # the worker used wrong rows
+        logs | {"b": Lines({(0, 2): [2]}, [], [])},  # the worker never used the batch
         {"b": logs["b"]},
     ):
         with pytest.raises(Violated):

@@ -79,7 +79,7 @@ def test_memory_is_limited_to_prefetched_batches(way: str) -> None:
 
 
 class Torn(Large):
-    """Arrays. The first ones raise an error instead."""
+    """Arrays, except that the first ones raise an error."""
 
     def __getitem__(self, index: int) -> Any:
         if index < 40:

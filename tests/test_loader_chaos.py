@@ -98,7 +98,7 @@ def test_losing_a_worker_after_an_abandoned_pass(number: signal.Signals) -> None
 
 @apart
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_program_ends_whatever_its_workers_do(stopped: bool) -> None:
+def test_a_program_exits_in_any_state_of_its_workers(stopped: bool) -> None:
     """When Python exits, it waits for processes that multiprocessing has started."""
     code = (
         "import os, signal, sys\n"

@@ -226,7 +226,7 @@ def test_persistent_threads_end_with_the_loader() -> None:
     loader = DataLoader(Numbers(12), 3, persistent_workers=True, **THREADS)
     for _ in range(2):
         assert len(list(loader)) == 4
-        assert alive() == ["fastpipe-maker-0", "fastpipe-maker-1"]
+        assert alive() == ["fastpipe-item-worker-0", "fastpipe-item-worker-1"]
     del loader
     gc.collect()
     assert wait_until(lambda: not alive())

@@ -84,8 +84,8 @@ class Doubled(Passes):
     def state(self, *, ended_stays: bool) -> dict[str, Any]:
         return self._of.state(ended_stays=ended_stays)
 
-    def state_behind(self, progress: dict[str, Any], *, ended: bool) -> dict[str, Any]:
-        return self._of.state_behind(progress, ended=ended)
+    def state_at(self, progress: dict[str, Any], *, ended: bool) -> dict[str, Any]:
+        return self._of.state_at(progress, ended=ended)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._of.load_state_dict(state_dict)

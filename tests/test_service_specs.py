@@ -224,6 +224,4 @@ def test_another_version_of_the_service_is_an_error(version: int | None) -> None
         client = flight.FlightClient(server.url)
         said = sealed(entries(client) | {"version": version})
         (chunk,) = client.do_get(flight.Ticket(said))
-        assert "servers and clients need the same fastpipe" in str(
-            as_error(chunk.app_metadata.to_pybytes(), "a server")
-        )
+        assert "clients need the same fastpipe" in str(as_error(chunk.app_metadata.to_pybytes(), "a server"))

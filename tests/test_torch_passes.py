@@ -17,7 +17,7 @@ import fastpipe
 # The tests don't need torch, but the module under test imports it.
 pytest.importorskip("torch")
 
-from fastpipe.torch._worker_epochs import EpochLog, EpochLogFile, Joined, Joiner, Version
+from fastpipe.torch._worker_epochs import EpochLog, EpochLogFile, Joined, Participant, Version
 
 MAIN = 1000
 START = Version(0, 0, False)
@@ -53,8 +53,8 @@ class Loop:
     def attempt(self, ledger: EpochLog, worker: int) -> bool:
         """Lets a worker join, and returns whether it could do so without waiting."""
         last = None if self.last is None else self.last.joined[worker].serial
-        joiner = Joiner(self.main, self.version, self.kept, self.key, worker, self.workers, None, last)
-        joined = ledger.join(joiner)
+        participant = Participant(self.main, self.version, self.kept, self.key, worker, self.workers, None, last)
+        joined = ledger.join(participant)
         if joined is not None:
             self.joined[worker] = joined
         return joined is not None
@@ -232,7 +232,7 @@ def test_the_log_stays_small_and_keeps_the_newest_passes() -> None:
 
 def add(file: EpochLogFile, worker: int, epochs: Any) -> None:
     with file.open() as ledger:
-        epochs.put(ledger.join(Joiner(MAIN, START, False, "1/0", worker, 20)).epoch)
+        epochs.put(ledger.join(Participant(MAIN, START, False, "1/0", worker, 20)).epoch)
 
 
 def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ class Position(Protocol):
         """Whether `next` has reported the end of the pass."""
 
     def progress(self) -> State:
-        """Returns what is left of the epoch, in the form that `Passes.state_behind` accepts."""
+        """Returns what is left of the epoch, in the form that `Passes.state_at` accepts."""
 
     def close(self) -> None:
         """Ends the pass if it is still running, and waits for its threads."""
@@ -224,7 +224,7 @@ class Passes(ABC):
         """
 
     @abstractmethod
-    def state_behind(self, progress: State, *, ended: bool) -> dict[str, Any]:
+    def state_at(self, progress: State, *, ended: bool) -> dict[str, Any]:
         """Returns the state that the last pass had at an earlier progress.
 
         Args:

@@ -119,9 +119,9 @@ class PassCursor:
         if self.position is None:
             return self._first, _state.fresh(self._first, world_size)
         progress = self.position.progress()
-        return self.behind(progress, ended=self.position.ended and not ended_stays)
+        return self.at(progress, ended=self.position.ended and not ended_stays)
 
-    def behind(self, progress: _state.State, *, ended: bool) -> tuple[int, _state.State]:
+    def at(self, progress: _state.State, *, ended: bool) -> tuple[int, _state.State]:
         """Returns the epoch with which the last pass began, and an earlier progress of it.
 
         Args:

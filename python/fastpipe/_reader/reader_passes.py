@@ -159,8 +159,8 @@ class ReaderPasses(Passes):
     def state(self, *, ended_stays: bool) -> dict[str, Any]:
         return self._reader._stored(*self._reader._cursor.here(self.world_size, ended_stays=ended_stays))
 
-    def state_behind(self, progress: State, *, ended: bool) -> dict[str, Any]:
-        return self._reader._stored(*self._reader._cursor.behind(progress, ended=ended))
+    def state_at(self, progress: State, *, ended: bool) -> dict[str, Any]:
+        return self._reader._stored(*self._reader._cursor.at(progress, ended=ended))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._reader.load_state_dict(state_dict)

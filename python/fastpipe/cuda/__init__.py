@@ -330,7 +330,7 @@ class _Lane:
     def state_dict(self) -> dict[str, Any]:
         if self._seen is None:
             return self.passes.state_dict()
-        return self.passes.state_behind(self._seen.progress, ended=self._seen.number == math.inf)
+        return self.passes.state_at(self._seen.progress, ended=self._seen.number == math.inf)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.passes.load_state_dict(state)

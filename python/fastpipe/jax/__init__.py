@@ -319,7 +319,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         left = None if self._passing is None else self._passing.before_open()
         if left is None:
             return IteratorState(self._passes.state_dict())
-        return IteratorState(self._passes.state_behind(left, ended=False))
+        return IteratorState(self._passes.state_at(left, ended=False))
 
     def set_state(self, state: Mapping[str, Any] | bytes) -> None:
         """Resumes from a saved state, regardless of what was read before.

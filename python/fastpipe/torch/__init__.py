@@ -44,7 +44,7 @@ try:
     )
     from fastpipe.torch._batches import Batches, Seen, carrying
     from fastpipe.torch._shared_batches import Lending
-    from fastpipe.torch._worker_epochs import ASKED_AHEAD, EpochLogFile, Joiner, Version
+    from fastpipe.torch._worker_epochs import ASKED_AHEAD, EpochLogFile, Participant, Version
     from fastpipe.torch.loader import DataLoader, item_rng, worker_info
 except ImportError as error:
     raise ImportError("fastpipe.torch requires PyTorch: pip install 'fastpipe-data[torch]'") from error
@@ -211,7 +211,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         own = passes.pass_epoch if self._loaded == os.getpid() else None
         self._loaded = None
         joined = self._ledger.join(
-            Joiner(main, self._version, kept, key, worker.id, worker.num_workers, own, last if kept else None)
+            Participant(main, self._version, kept, key, worker.id, worker.num_workers, own, last if kept else None)
         )
         self._last = joined.serial
         if own is not None and passes.at_end:

@@ -81,7 +81,7 @@ class Seen:
         """Returns the state as the consumer has seen it. `ended_stays` has the same meaning as in `Passes.state`."""
         if not self.is_current:
             return self._passes.state(ended_stays=ended_stays)
-        return self._passes.state_behind(self.mark[1], ended=self.ended and not ended_stays)
+        return self._passes.state_at(self.mark[1], ended=self.ended and not ended_stays)
 
 
 class Batches(Iterator[Any]):

@@ -68,7 +68,7 @@ class Version(NamedTuple):
     loaded: bool
 
 
-class Joiner(NamedTuple):
+class Participant(NamedTuple):
     """A worker that begins a pass.
 
     Attributes:
@@ -169,11 +169,11 @@ class EpochLog:
         line = self._line(main, version)
         return line.epoch, line.begun is not None and line.begun >= line.ended
 
-    def join(self, joiner: Joiner, *, wait: bool = True) -> Joined | None:
+    def join(self, participant: Participant, *, wait: bool = True) -> Joined | None:
         """Registers a worker that begins a pass.
 
         Args:
-            joiner: The worker.
+            participant: The worker.
             wait: Whether the worker must wait until it is known whether its last pass counts.
 
         Returns:
@@ -182,13 +182,13 @@ class EpochLog:
         Raises:
             StateError: If the pass resumes from a state that this worker didn't receive.
         """
-        found = self._under_way(joiner)
+        found = self._under_way(participant)
         if found is None:
-            if self._leave(joiner) and wait:
+            if self._leave(participant) and wait:
                 return None
-            found = self._begin(joiner)
-        found.joined.append(joiner.worker)
-        return Joined(found.serial, found.epoch if joiner.epoch is None else joiner.epoch, found.loaded)
+            found = self._begin(participant)
+        found.joined.append(participant.worker)
+        return Joined(found.serial, found.epoch if participant.epoch is None else participant.epoch, found.loaded)
 
     def count(self, serial: int, epoch: int) -> None:
         """Records that a pass counts, and the epoch at which the next pass begins."""
@@ -212,40 +212,40 @@ class EpochLog:
         versions = [(each.main, each.number) for each in self._passes if each.serial == serial]
         return [line for line in self._lines if (line.main, line.number) in versions]
 
-    def _leave(self, joiner: Joiner) -> bool:
+    def _leave(self, participant: Participant) -> bool:
         """Records that a worker left its last pass.
 
         Returns whether other workers may still be asked for a batch of that pass.
         """
         for each in self._passes:
-            if each.serial == joiner.last:
-                each.left = sorted({*each.left, joiner.worker})
+            if each.serial == participant.last:
+                each.left = sorted({*each.left, participant.worker})
                 return not each.counts and len(each.left) < each.workers
         return False
 
-    def _under_way(self, joiner: Joiner) -> _Pass | None:
+    def _under_way(self, participant: Participant) -> _Pass | None:
         for each in reversed(self._passes):
-            same = (each.main, each.key, each.workers) == (joiner.main, joiner.key, joiner.workers)
-            current = joiner.kept or each.number == joiner.version.number
-            if same and current and joiner.worker not in each.joined:
+            same = (each.main, each.key, each.workers) == (participant.main, participant.key, participant.workers)
+            current = participant.kept or each.number == participant.version.number
+            if same and current and participant.worker not in each.joined:
                 return each
         return None
 
-    def _begin(self, joiner: Joiner) -> _Pass:
-        version = joiner.version
-        line = self._line(joiner.main, version)
-        if joiner.kept:
-            line = max((x for x in self._lines if x.main == joiner.main), key=lambda x: x.number)
+    def _begin(self, participant: Participant) -> _Pass:
+        version = participant.version
+        line = self._line(participant.main, version)
+        if participant.kept:
+            line = max((x for x in self._lines if x.main == participant.main), key=lambda x: x.number)
         loaded = line.loaded and line.begun is None
         if loaded and line.number != version.number:
             raise StateError(
                 "a state was loaded after this loader's workers were started, and persistent workers don't receive it:"
                 " load the state before the first pass, or create a new DataLoader"
             )
-        epoch = line.epoch if joiner.epoch is None else joiner.epoch
+        epoch = line.epoch if participant.epoch is None else participant.epoch
         line.begun = epoch if line.begun is None else max(line.begun, epoch)
         serial = 1 + max((each.serial for each in self._passes), default=0)
-        begun = _Pass(serial, joiner.main, line.number, joiner.key, joiner.workers, epoch, loaded)
+        begun = _Pass(serial, participant.main, line.number, participant.key, participant.workers, epoch, loaded)
         self._passes = [*self._passes[1 - _KEPT :], begun]
         return begun
 
@@ -299,13 +299,13 @@ class EpochLogFile:
             os.write(descriptor, text)
             os.ftruncate(descriptor, len(text))
 
-    def join(self, joiner: Joiner) -> Joined:
+    def join(self, participant: Participant) -> Joined:
         """Registers a worker with `EpochLog.join`, and waits until it may begin."""
         parent = multiprocessing.parent_process()
         while True:
             with self.open() as ledger:
                 # If the main process is gone, workers that haven't joined never will, so don't wait for them.
-                joined = ledger.join(joiner, wait=parent is not None and parent.is_alive())
+                joined = ledger.join(participant, wait=parent is not None and parent.is_alive())
             if joined is not None:
                 return joined
             time.sleep(0.001)

@@ -179,7 +179,7 @@ impl Drop for PassEntry {
 /// A function that returns the source's name for a unit.
 pub type UnitName = Arc<dyn Fn(u64) -> String + Send + Sync>;
 
-/// Asks for the units of a pass. An observer of the pass may keep this object after the pass has ended.
+/// Requests the units of a pass. An observer of the pass may keep this object after the pass has ended.
 pub struct UnitAsker {
     calls: Arc<UnitCalls>,
     name: UnitName,

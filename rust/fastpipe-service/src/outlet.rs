@@ -52,7 +52,7 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// Creates an empty crowd.
+    /// Creates a crowd without answers.
     pub(crate) fn new(idle: Duration) -> Crowd {
         Crowd {
             idle,

@@ -1,10 +1,10 @@
 //! Decides which server makes which batches, without threads or sockets.
 //!
-//! Batches are numbered from the first one of a pass. A free server takes the next *stretch*: consecutive batches that
-//! no server has taken. So a server that is twice as fast takes twice as many. A stretch is about 0.1 seconds of work,
-//! but not more than the server's share of the free room, so that each server finds work. A single server takes all
-//! batches until another one is added. No server starts a batch for which there is no room yet. If the consumer waits
-//! for a late batch, a free server makes that batch as well, and the first copy is used.
+//! Batches are numbered from the first one of a pass. A free server takes the next range ([`Stretch`]): consecutive
+//! batches that no server has taken. So a server that is twice as fast takes twice as many. A range is about 0.1
+//! seconds of work, but not more than the server's share of the free room, so that each server finds work. A single
+//! server takes all batches until another one is added. No server starts a batch for which there is no room yet. If the
+//! consumer waits for a late batch, a free server makes that batch as well, and the first copy is used.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ const SMOOTHING: f64 = 0.3;
 /// The ID of a server. IDs are never reused.
 pub type ServerId = u64;
 
-/// The ID of a stretch.
+/// The ID of a range.
 pub type StretchId = u64;
 
 /// Consecutive batches that a server has taken.
@@ -73,7 +73,7 @@ pub struct Schedule {
 impl Schedule {
     /// Creates the schedule of a pass of `total` batches; `None` for a pass without end. The first epoch has
     /// `first_epoch` batches, each further one has `epoch`. Batches of a `group` cost less if one server makes all of
-    /// them, so stretches end where groups end.
+    /// them, so ranges end where groups end.
     pub fn new(total: Option<u64>, first_epoch: u64, epoch: u64, group: u64) -> Schedule {
         Schedule {
             paces: HashMap::new(),
@@ -99,7 +99,7 @@ impl Schedule {
         self.paces.len()
     }
 
-    /// Adds a server. Servers with long stretches keep one turn of work, and return the rest.
+    /// Adds a server. Servers with long ranges keep one turn of work, and return the rest.
     pub fn add(&mut self, server: ServerId) {
         self.paces.insert(server, None);
         for (_, stretch) in &mut self.taken {
@@ -116,7 +116,7 @@ impl Schedule {
         }
     }
 
-    /// Removes a server. The caller ends its stretch with [`Schedule::done`].
+    /// Removes a server. The caller ends its range with [`Schedule::done`].
     pub fn remove(&mut self, server: ServerId) {
         self.paces.remove(&server);
     }
@@ -131,7 +131,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the next stretch for a free server; `None` if it has to wait.
+    /// Returns the next range for a free server; `None` if it has to wait.
     pub fn take(&mut self, server: ServerId, moment: Moment) -> Option<StretchId> {
         let end = moment.wanted.saturating_add(moment.ahead);
         let share = (moment.ahead / (self.paces.len().max(1) as u64)).max(1);
@@ -191,7 +191,7 @@ impl Schedule {
         self.ids
     }
 
-    /// Returns a stretch that begins with the batch that the consumer waits for, if that batch is late.
+    /// Returns a range that begins with the batch that the consumer waits for, if that batch is late.
     fn hedge(&mut self, server: ServerId, moment: Moment) -> Option<StretchId> {
         let Moment { now, wanted, .. } = moment;
         if self.not_late.is_some_and(|(batch, when)| batch == wanted && now < when) {
@@ -222,7 +222,7 @@ impl Schedule {
         }))
     }
 
-    /// Returns a stretch that hasn't ended.
+    /// Returns a range that hasn't ended.
     pub fn stretch(&self, id: StretchId) -> Option<&Stretch> {
         self.taken
             .iter()
@@ -230,13 +230,13 @@ impl Schedule {
             .map(|(_, stretch)| stretch)
     }
 
-    /// Returns a mutable stretch. The fallback records when it starts a batch.
+    /// Returns a mutable range. The fallback records when it starts a batch.
     pub(crate) fn stretch_mut(&mut self, id: StretchId) -> Option<&mut Stretch> {
         let found = self.taken.iter_mut().find(|(taken, _)| *taken == id);
         found.map(|(_, stretch)| stretch)
     }
 
-    /// Records that a server has sent the next `count` batches of a stretch. It waited `waited` seconds for room.
+    /// Records that a server has sent the next `count` batches of a range. It waited `waited` seconds for room.
     pub fn brought(&mut self, id: StretchId, now: f64, count: u64, waited: f64) {
         let Some((_, stretch)) = self.taken.iter_mut().find(|(taken, _)| *taken == id) else {
             return;
@@ -249,7 +249,7 @@ impl Schedule {
         }
     }
 
-    /// Ends a stretch. Other servers make the batches that are missing.
+    /// Ends a range. Other servers make the batches that are missing.
     pub fn done(&mut self, id: StretchId) {
         let Some(at) = self.taken.iter().position(|(taken, _)| *taken == id) else {
             return;

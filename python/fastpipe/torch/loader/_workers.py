@@ -79,7 +79,7 @@ class Workers:
         thread = threading.Thread(
             target=work_in_thread,
             args=(self._consumer, task, number, joins, batches),
-            name=f"fastpipe-{'joiner' if joins else 'maker'}-{number}",
+            name=f"fastpipe-{'batch-worker' if joins else 'item-worker'}-{number}",
             daemon=True,
         )
         thread.start()

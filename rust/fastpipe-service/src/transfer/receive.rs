@@ -52,7 +52,7 @@ impl Transfer {
         })
     }
 
-    /// Requests a stretch of batches from a server, and receives them.
+    /// Requests a range of batches from a server, and receives them.
     pub(super) async fn bring(&self, server: ServerId, transport: &Transport, id: StretchId) -> Result<(), Fault> {
         let (next, stop, until) = {
             let state = self.lock();
