@@ -28,7 +28,7 @@ from samples import Data, order_of
 from samples import ids_by_batch as ids
 from service_faults import check_states, connect_patiently, rows_of
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sharing memory between processes requires Linux")
 
 # Seconds: all waits end within SOON, on a busy machine, too. Services wait for a lost server for LONG.
 SOON, LONG = 60.0, 600.0

@@ -48,7 +48,7 @@ def by_local_service(reader: fastpipe.Reader) -> Iterator[fastpipe.Reader]:
         yield service.reader
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="sharing memory between processes requires Linux")
 connected = pytest.mark.parametrize(
     "connected", [by_server, pytest.param(by_local_service, marks=linux)], ids=["server", "local"]
 )

@@ -196,7 +196,7 @@ def in_forked_workers(remote: fastpipe.Reader) -> list[list[int]]:
     return sorted(ids(loader))
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="sharing memory between processes requires Linux")
 
 
 @linux

@@ -123,7 +123,7 @@ def test_a_remote_reader_without_a_seed_is_refused(url: str) -> None:
             assert dict(used(worker)) == expected(read())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="sharing memory between processes requires Linux")
 def test_a_worker_on_a_local_service(url: str) -> None:
     local = fastpipe.service.LocalService(read(), prefetch=2)
     with local, local.reader.lease(url, worker_name="one", stretch=7) as worker:

@@ -221,7 +221,7 @@ class Prefetcher:
         return started
 
     def close(self) -> None:
-        """Ends the active pass, if any, and waits for its threads and the copies that were begun."""
+        """Ends the active pass, if any, and waits for its threads and the started copies."""
         active = None if self._active is None else self._active()
         self._active = None
         if active is not None:

@@ -141,7 +141,7 @@ class CupyEngine:
             try:
                 return self._copy(host)
             except BaseException:
-                # Copies that were begun must not outlast the host batch.
+                # Started copies must not outlast the host batch.
                 self._stream.synchronize()
                 raise
 

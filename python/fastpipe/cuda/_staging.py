@@ -2,7 +2,7 @@
 
 A thread of the ring draws batches from a source and has a *copy engine* begin copying each batch. The consumer takes
 device batches from the other end. The ring doesn't know the kind of copy engine: it may be a stream of a GPU, or memory
-that a test controls. After a copy was begun, it runs without the ring, and its *completion* reports when it is
+that a test controls. After a copy was started, it runs without the ring, and its *completion* reports when it is
 complete. Four rules apply:
 
 1. A host batch is kept until its copy is complete. After it is dropped, its memory is overwritten with a later batch.
@@ -10,7 +10,7 @@ complete. Four rules apply:
    for its arrival. The batch may not have arrived by then: on a GPU, the stream waits instead of the thread.
 3. At most `depth` batches are in flight, that is drawn, but not yet both copied and delivered.
 4. However the ring ends (the source ends, an error occurs, the consumer leaves, the interpreter exits), it waits for
-   the copies that were begun, in order, and drops their host batches one by one.
+   the started copies, in order, and drops their host batches one by one.
 
 Copy engines copy a batch in a few pieces, because the arrays of a batch are stored in a few slabs. The first slab
 contains everything of fixed size. The second slab contains everything else, or each array has its own slab if a single
@@ -110,7 +110,7 @@ _abandoned: list[Any] = []
 
 
 class Completion(Protocol):
-    """The completion of a copy that was begun."""
+    """The completion of a started copy."""
 
     def done(self) -> bool:
         """Whether the copy is complete. Doesn't wait."""
@@ -137,7 +137,7 @@ class EventCompletion:
 
 
 class CopyEngine(Protocol):
-    """Copies batches to a device in order: a copy completes only after all copies that were begun earlier."""
+    """Copies batches to a device in order: a copy completes only after all copies that were started earlier."""
 
     def copy(self, host: Any) -> tuple[Any, Completion]:
         """Begins copying a host batch, and returns the device batch, which hasn't arrived yet.
@@ -201,7 +201,7 @@ class StagingRing(Iterator[tuple[Any, Any]]):
             raise
 
     def close(self) -> None:
-        """Ends the ring, and waits for its thread and the copies that were begun.
+        """Ends the ring, and waits for its thread and the started copies.
 
         Batches that were delivered stay valid.
         """

@@ -156,7 +156,7 @@ class TorchEngine:
             try:
                 return self._copy(host)
             except BaseException:
-                # Copies that were begun must not outlast the host batch.
+                # Started copies must not outlast the host batch.
                 self._event().wait()
                 raise
 
@@ -207,7 +207,7 @@ class TorchEngine:
         return torch.cuda.stream(self._stream)
 
     def _event(self, kept: Any = None) -> EventCompletion:
-        """Returns the completion of all copies that were begun."""
+        """Returns the completion of all started copies."""
         event = _recorded(self._stream)
         return EventCompletion(event, event.query, kept)
 

@@ -198,7 +198,7 @@ class LocalService:
         fallback: bool = False,
     ) -> None:
         if sys.platform != "linux":
-            raise UnsupportedError("LocalService shares memory by means of Linux; use reader.serve() on other systems")
+            raise UnsupportedError("LocalService requires Linux; use reader.serve() on other systems")
         # The features are described as an Arrow schema.
         require_pyarrow()
         from fastpipe.service._served import Served

@@ -37,7 +37,7 @@ class _Local:
         self.slabs = SharedSlabs(_NO_LIMIT)
         file = self.slabs.file
         if file is None:
-            raise UnsupportedError("LocalService shares memory by means of Linux; use reader.serve() on other systems")
+            raise UnsupportedError("LocalService requires Linux; use reader.serve() on other systems")
         self.file = file
         self.slabs.keep(_KEEP)
         self.memory = self.served.shared_memory(self.slabs)

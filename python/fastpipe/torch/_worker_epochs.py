@@ -115,7 +115,7 @@ class _Line:
         number: Number of the version.
         epoch: Epoch of the next pass.
         loaded: Whether the first pass resumes from a loaded state.
-        begun: Epoch of the last pass that was begun.
+        begun: Epoch of the last started pass.
         ended: Epoch after the last pass that all workers have read to the end.
     """
 

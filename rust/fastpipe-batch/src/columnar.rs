@@ -84,7 +84,7 @@ impl ColumnarRows<'_, '_> {
         Ok(ArenaRows { writer })
     }
 
-    /// Ends the rows. Returns an error unless each part was requested and each row was begun in each arena.
+    /// Ends the rows. Returns an error unless each part was requested and each row was started in each arena.
     pub fn end(mut self) -> Result<(), Error> {
         self.check_open()?;
         if self.failed || !self.asked.iter().all(|&asked| asked) {

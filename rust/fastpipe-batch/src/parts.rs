@@ -26,7 +26,7 @@ pub enum PartKind {
 pub struct Part {
     /// The kind of its data.
     pub kind: PartKind,
-    /// The number of the column's length parts that it is nested in: 0 for elements of rows, 1 for elements of the
+    /// How many of the column's length parts it is nested in: 0 for elements of rows, 1 for elements of the
     /// items that the first lengths count.
     pub depth: usize,
     /// The number of elements per row, or per item at its depth.

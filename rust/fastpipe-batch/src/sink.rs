@@ -259,12 +259,12 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Returns the number of rows that were begun by any method.
+    /// Returns the number of rows that were started by any method.
     pub(crate) fn slots_begun(&self) -> usize {
         self.fragment.slots.len()
     }
 
-    /// Returns the number of rows that were begun in an arena.
+    /// Returns the number of rows that were started in an arena.
     pub(crate) fn arena_rows(&self, part: usize) -> Option<usize> {
         let arena = self.fragment.writers.get(part)?.arena.as_ref()?;
         Some(arena.starts.len())
@@ -418,7 +418,7 @@ impl<'a> Sink<'a> {
         &mut self.fragment.writers[part]
     }
 
-    /// Ends the task. Rows that were begun but not ended don't count as filled, so their batch can't be completed.
+    /// Ends the task. Rows that were started but not ended don't count as filled, so their batch can't be completed.
     pub fn finish(self) -> Fragment {
         self.rows.add_filled(self.ended);
         self.fragment

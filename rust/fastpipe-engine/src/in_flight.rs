@@ -18,7 +18,7 @@ pub(crate) const SMALLEST_TASK: u64 = 50_000;
 pub(crate) struct InFlightBatch {
     /// The index of the batch, counted over all epochs of the pass.
     pub(crate) number: u64,
-    /// Number of its rows.
+    /// Number of rows in the batch.
     pub(crate) size: usize,
     /// The class of its first unit.
     pub(crate) class: u32,

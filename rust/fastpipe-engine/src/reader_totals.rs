@@ -18,7 +18,7 @@ const BUCKETS: usize = 4 * (LONGEST - SHORTEST) as usize + 2;
 
 /// A batch that the consumer receives.
 pub struct Yielded {
-    /// The number of the batch in its pass.
+    /// The index of the batch in its pass.
     pub(crate) number: u64,
     /// The epoch of the batch.
     pub(crate) epoch: u64,

@@ -39,7 +39,7 @@ pub struct Seen {
 pub struct Delivered {
     /// Number of batches.
     pub batches: u64,
-    /// The number of the last batch, counted from 1.
+    /// The index of the last batch, counted from 1.
     last: u64,
     /// The epoch of the last batch; before the first batch, the epoch in which the pass starts.
     pub epoch: u64,

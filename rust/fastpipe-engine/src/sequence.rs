@@ -173,7 +173,7 @@ pub(crate) struct SequenceState {
     pub(crate) tail: Option<(u32, Arc<InFlightBatch>, Run, u64)>,
     /// The piece that an idle thread has processed, if its task hasn't reached it yet.
     pub(crate) taken: Option<u32>,
-    /// The piece that was begun last, and when.
+    /// The piece that was started last, and the time of its start.
     pub(crate) begun: Option<(u32, Instant)>,
     /// Number of pieces that are done.
     pub(crate) done: u32,

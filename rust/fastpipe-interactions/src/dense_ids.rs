@@ -46,16 +46,16 @@ ids! {
     i64, id => id as u64;
 }
 
-/// Ids with dense numbers.
+/// Ids that are mapped to dense indices.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DenseIds {
     /// The distinct ids in ascending order.
     pub distinct: Vec<u64>,
-    /// The number of each input id.
+    /// The index in `distinct` of each input id.
     pub codes: Vec<u32>,
 }
 
-/// Assigns dense numbers to ids on up to this many threads. No id may be negative.
+/// Assigns dense indices to ids on up to this many threads. No id may be negative.
 pub fn dense_ids<T: Id>(ids: &[T], threads: usize) -> Result<DenseIds> {
     let mut most = shares(ids.len(), threads).map(|share| (share, 0)).collect::<Vec<_>>();
     let tasks = most.iter_mut().collect();
@@ -72,7 +72,7 @@ pub fn dense_ids<T: Id>(ids: &[T], threads: usize) -> Result<DenseIds> {
     }
 }
 
-/// Assigns numbers to ids up to `most` with a bitmap.
+/// Assigns indices to ids up to `most` with a bitmap.
 fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<DenseIds> {
     let count = (most / 64 + 1) as usize;
     let mut words: Vec<AtomicU64> = try_with_capacity(count, "ids")?;

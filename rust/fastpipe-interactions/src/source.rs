@@ -43,9 +43,9 @@ pub struct Settings {
     pub label_dtype: DType,
     /// Whether users with too few unseen items are left out. Otherwise they are an error.
     pub skip_full: bool,
-    /// The number of the first user, if the data is a part of a larger dataset.
+    /// The index of the first user, if the data is a part of a larger dataset.
     pub first_user: u32,
-    /// The number of the first positive, if the data is a part of a larger dataset.
+    /// The index of the first positive, if the data is a part of a larger dataset.
     pub first_positive: u64,
     /// Maximum number of positives per shard, unless its first user has more; `None` for [`SHARD_POSITIVES`], or more
     /// if the data is large.

@@ -231,7 +231,7 @@ fn internal(reason: &str) -> Error {
 pub(crate) struct OpenShard {
     pub(crate) layout: Layout,
     pub(crate) rows: u32,
-    /// The number of the shard's first user in batches.
+    /// The index in batches of the shard's first user.
     pub(crate) first_user: u32,
     pub(crate) bytes: Buffer,
 }

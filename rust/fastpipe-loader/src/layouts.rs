@@ -13,7 +13,7 @@ use fastpipe_memory::{Refused, futex};
 use crate::control::LAYOUTS;
 use crate::control_block::ControlBlock;
 
-/// The number of the last layout, returned after a worker has tried to publish one.
+/// The index of the last layout, returned after a worker has tried to publish one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LastLayout {
     /// The layout that this worker published.

@@ -68,7 +68,7 @@ struct Slow {
 pub struct SlowItem {
     /// Nanoseconds that the item took.
     pub nanos: u64,
-    /// The number of the batch that contains it.
+    /// The index of the batch that contains it.
     pub batch: u64,
     /// Its row in the batch.
     pub row: u32,

@@ -14,15 +14,15 @@ const BYTES_PER_THREAD: usize = 4 << 20;
 
 /// The rows to copy, and where they go.
 pub(crate) enum Which<'a, T> {
-    /// All rows, in the same places.
+    /// Copies all rows to the same places.
     All,
-    /// Row `index[k]` to row `k`.
+    /// Copies row `index[k]` to row `k`.
     From(&'a [u32]),
-    /// Row `k` to row `index[k] - first`. The index ascends.
+    /// Copies row `k` to row `index[k] - first`. The index ascends.
     To(&'a [u32], u32),
-    /// Spans, to consecutive places.
+    /// Copies spans to consecutive places.
     Spans(&'a [Span]),
-    /// Places in separate sources, to consecutive places.
+    /// Copies places of separate sources to consecutive places.
     Places(&'a [&'a [T]], &'a [Place]),
 }
 

@@ -157,7 +157,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         multiprocessing_context: "fork", "spawn", "forkserver" or a context. Defaults to Python's default.
         generator: Generator of the samplers and seeds. Defaults to torch's default generator.
         prefetch_factor: Number of batches to prefetch in total, not for each worker. Defaults to 2. If workers are idle
-            while the consumer waits for a batch, more batches are begun as long as they use less than 32 MB: up to
+            while the consumer waits for a batch, more batches are started as long as they use less than 32 MB: up to
             twice this number for each worker.
         persistent_workers: Whether to keep the workers for the next epoch. Defaults to False.
         pin_memory_device: Device for which batches are page-locked, as in torch.

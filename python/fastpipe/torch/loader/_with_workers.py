@@ -27,7 +27,7 @@ from fastpipe.torch.loader._worker import Task
 from fastpipe.torch.loader._worker_info import given_init
 from fastpipe.torch.loader._workers import Workers, context_of, no_address_space, no_memory, threads_take_turns
 
-# Seconds that workers may be idle while the consumer waits for a batch, before another batch is begun for them.
+# Seconds that workers may be idle while the consumer waits for a batch, before another batch is starten for them.
 _IDLE = 0.005
 # Seconds between checks of the workers while the consumer waits for a batch, and while it doesn't.
 _LOOK = 0.05
@@ -90,9 +90,9 @@ class WithWorkers(Pass):
         self._shutdown = False
         self._lost = ""
         self._layouts: dict[int, Layout] = {}
-        # Batches that were begun and not delivered: the id of the batch and its index in the pass.
+        # Batches that were started and not delivered: the id of the batch and its index in the pass.
         self._begun: list[tuple[int, int]] = []
-        # Whether a batch was begun before the size of an item was known.
+        # Whether a batch was started before the size of an item was known.
         self._unplanned = False
         try:
             options = ItemConsumerOptions(
@@ -249,7 +249,7 @@ class WithWorkers(Pass):
         return layout
 
     def _plan(self, layout: int) -> None:
-        """Allocates memory for batches that were begun before the size of an item was known."""
+        """Allocates memory for batches that were started before the size of an item was known."""
         while (found := self._consumer.unplanned(layout)) is not None:
             batch, number = found
             self._consumer.plan(batch, self._compiled(number).rows)
@@ -270,7 +270,7 @@ class WithWorkers(Pass):
         allocates it.
 
         If the sampler raises an error, or memory for the indices is lacking, the consumer receives the error after the
-        batches that were begun before.
+        batches that were started before.
         """
         if self._drained or self._trouble is not None or not self._consumer.can_begin():
             return False
@@ -297,7 +297,7 @@ class WithWorkers(Pass):
     def _begin_for_idle(self) -> None:
         """Begins another batch for idle workers while the consumer waits for a batch.
 
-        So a slow item delays only its own batch. At most twice as many batches are begun as torch would begin, and the
+        So a slow item delays only its own batch. At most twice as many batches are started as in torch, and the
         additional batches use little memory.
         """
         if len(self._begun) < self._most_begun and self._consumer.idle():
