@@ -118,7 +118,7 @@ fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<DenseIds> {
 
 type Table = HashMap<u64, u32, BuildHasherDefault<Mixed>>;
 
-/// Assigns numbers to any ids with hash tables.
+/// Assigns indices to any ids with hash tables.
 fn hashed<T: Id>(ids: &[T], threads: usize) -> Result<DenseIds> {
     let count = threads.clamp(1, 1 + ids.len() / AT_ONCE);
     let share_of = |id: u64| (((mix(id) >> 32) * count as u64) >> 32) as usize;
