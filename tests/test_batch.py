@@ -318,6 +318,12 @@ def test_bytes_as_python_and_numpy() -> None:
         form.to_stringdtype()
 
 
+def test_strings_are_not_ragged_rows() -> None:
+    """The offsets of strings of more dimensions belong to entries. Code for ragged rows must not take them for rows."""
+    assert not isinstance(strings(["a", "b"]), Ragged)
+    assert not isinstance(ragged([["a"]], strings), Strings)
+
+
 def test_strings_of_more_dimensions() -> None:
     form = strings(list("abcdef"), shape=(1, 3, 2))
     nested = [[["a", "b"], ["c", "d"], ["e", "f"]]]

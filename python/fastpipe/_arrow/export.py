@@ -174,7 +174,7 @@ def _with_nulls(form: Any) -> Any:
         return Masked(form, ~missing) if missing.any() else form
     if isinstance(form, Masked):
         return Masked(_with_nulls(form.values), form.valid)
-    if type(form) is Ragged:
+    if isinstance(form, Ragged):
         return Ragged(_with_nulls(form.values), form.offsets)
     if isinstance(form, Sparse):
         return Sparse(form.indices, _with_nulls(form.values), form.dense_shape)

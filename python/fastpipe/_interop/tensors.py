@@ -173,9 +173,8 @@ def keyed_jagged(batch: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _is_ragged_ids(node: Any) -> bool:
-    # Strings also have values and offsets, but of bytes, which are not ids.
-    ragged = isinstance(node, forms.Ragged) and not isinstance(node, forms.Strings)
-    return ragged and isinstance(node.values, np.ndarray) and node.values.ndim == 1 and node.values.dtype.kind in "iu"
+    values = node.values if isinstance(node, forms.Ragged) else None
+    return isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
 
 
 @dataclass(frozen=True, slots=True)

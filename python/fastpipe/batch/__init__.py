@@ -40,7 +40,7 @@ __all__ = ["Batch", "Masked", "Ragged", "Sparse", "SparseCSR", "Strings"]
 Batch: TypeAlias = dict[str, Any]
 """A batch: features by name, in the order of the reader's `features`. Each is an ndarray `[rows, ...]` or a form."""
 
-Node: TypeAlias = "np.ndarray | Ragged | Masked | Sparse | SparseCSR"
+Node: TypeAlias = "np.ndarray | Ragged | Strings | Masked | Sparse | SparseCSR"
 
 
 class Ragged(Form):
@@ -112,7 +112,7 @@ class Ragged(Form):
         return Ragged(take_rows(self._values, items), offsets)
 
 
-class Strings(Ragged):
+class Strings(Form):
     """Strings or byte strings in one buffer, as in Arrow.
 
     Entry `i`, in C order of `shape`, is `values[offsets[i]:offsets[i + 1]]`.
@@ -131,13 +131,24 @@ class Strings(Ragged):
         ['', 'PE', 'JP', 'NL']
     """
 
-    __slots__ = ("_binary", "_shape")
+    __slots__ = ("_binary", "_offsets", "_shape", "_values")
+    _parts = ("values", "offsets")
 
     def __init__(self, values: np.ndarray, offsets: np.ndarray, shape: tuple[int, ...], binary: bool) -> None:
         self._values = values
         self._offsets = offsets
         self._shape = shape
         self._binary = binary
+
+    @property
+    def values(self) -> np.ndarray:
+        """The bytes of all entries."""
+        return self._values
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Start and end of each entry."""
+        return self._offsets
 
     @property
     def shape(self) -> tuple[int, ...]:

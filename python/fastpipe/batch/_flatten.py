@@ -282,8 +282,8 @@ class _Sparse(_Node):
 
 _NODES: dict[type[Any], type[Any]] = {
     np.ndarray: _Dense,
-    Strings: _Strings,  # Before Ragged, its base class.
     Ragged: _Ragged,
+    Strings: _Strings,
     Masked: _Masked,
     Sparse: _Sparse,
     SparseCSR: _Sparse,

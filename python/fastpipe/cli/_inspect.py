@@ -20,7 +20,7 @@ from fastpipe._text import clean, shorten, table, text_width
 from fastpipe.avro import AvroFile
 from fastpipe.avro._reading import AvroData
 from fastpipe.avro._schemas import Field, schema_fields
-from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
+from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.cli._formats import AVRO, FileFormat
 from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, UnsupportedError
 from fastpipe.specs import Features
@@ -231,7 +231,7 @@ def _cell(node: Any, index: int, show: Callable[[Any], str]) -> str:
         values = node.values[index]
         return _items_text(Masked(values, flags), show)
     row = node[index]
-    if isinstance(row, (np.ndarray, Ragged, Masked)):
+    if isinstance(row, (np.ndarray, Ragged, Strings, Masked)):
         return _items_text(row, show)
     return show(row)
 
