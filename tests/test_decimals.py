@@ -290,7 +290,7 @@ def test_pairs_are_exact(numbers: list[int], scale: int, shuffle: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         values = [Decimal(number).scaleb(-2, Context(prec=60)) for number in numbers]
         path = decimals(_WIDE, values, Path(folder) / "x.avro")
-        spec = fastpipe.DecimalSpec(values="pairs", scale=scale)
+        spec = fastpipe.decimal_spec(values="pairs", scale=scale)
         with fastpipe.read_avro(path, features={"d": spec}, batch_size=3, shuffle=shuffle, seed=1) as reader:
             batches = [fastpipe.to_decimals(batch["d"], scale, pairs=True) for batch in reader]
         found = [value for batch in batches for value in batch.tolist()]
@@ -310,7 +310,7 @@ def test_pairs_of_columns_are_exact(numbers: list[int | None], scale: int, make:
     values = [None if number is None else Decimal(number).scaleb(-2, Context(prec=60)) for number in numbers]
     array = pa.array(values, make(38, 2))
     table = pa.table({"d": array.dictionary_encode() if stored == "dictionary" else array})
-    spec = fastpipe.DecimalSpec(values="pairs", scale=scale, on_null="mask")
+    spec = fastpipe.decimal_spec(values="pairs", scale=scale, on_null="mask")
     with tempfile.TemporaryDirectory() as folder:
         if stored == "file":
             path = Path(folder) / "x.parquet"
@@ -332,7 +332,7 @@ def test_pairs_of_lists_and_invalid_pairs() -> None:
     kind = pa.decimal128(38, 2)
     strict = pa.schema([pa.field("d", pa.list_(kind), nullable=False)])
     table = pa.table({"d": [[Decimal("1.25"), None], [], [Decimal("-0.01")]]}, strict)
-    spec = fastpipe.DecimalSpec((None,), values="pairs", scale=2, on_null="mask")
+    spec = fastpipe.decimal_spec((None,), values="pairs", scale=2, on_null="mask")
     (batch,) = fastpipe.from_arrow(table, features={"d": spec}, batch_size=3)
     items = batch["d"].values
     assert items.valid.tolist() == [True, False, True]
@@ -368,7 +368,7 @@ def test_pairs_of_lists_and_invalid_pairs() -> None:
 def test_pairs_in_arrays_and_nulls(tmp_path: Path) -> None:
     kind = {"type": "array", "items": ["null", _WIDE]}
     path = decimals(kind, [[Decimal("1.25"), None], [], [Decimal("-0.01")]], tmp_path / "x.avro")
-    spec = fastpipe.DecimalSpec((None,), values="pairs", scale=2, on_null="mask")
+    spec = fastpipe.decimal_spec((None,), values="pairs", scale=2, on_null="mask")
     assert spec == fastpipe.RaggedSpec((None, 2), "int64", on_null="mask", scale=2)
     (batch,) = fastpipe.read_avro(path, features={"d": spec}, batch_size=3)
     items = batch["d"].values
@@ -380,11 +380,11 @@ def test_pairs_in_arrays_and_nulls(tmp_path: Path) -> None:
 
 def test_invalid_pairs(tmp_path: Path) -> None:
     path = decimals(_WIDE, [Decimal(10**30)], tmp_path / "x.avro")
-    wider = fastpipe.DecimalSpec(values="pairs", scale=30)
+    wider = fastpipe.decimal_spec(values="pairs", scale=30)
     with pytest.raises(fastpipe.errors.ValueRangeError, match="the decimal doesn't fit int64"):
         list(fastpipe.read_avro(path, features={"d": wider}, batch_size=1))
     with pytest.raises(fastpipe.errors.SchemaError, match="scale=1 would round them: use scale=2 or more"):
-        fastpipe.read_avro(path, features={"d": fastpipe.DecimalSpec(scale=1)}, batch_size=1)
+        fastpipe.read_avro(path, features={"d": fastpipe.decimal_spec(scale=1)}, batch_size=1)
     filled = fastpipe.DenseSpec((2,), "int64", scale=2, fill=7)
     with pytest.raises(fastpipe.errors.SchemaError, match="not supported for pairs of int64"):
         fastpipe.read_avro(path, features={"d": filled}, batch_size=1)
@@ -395,7 +395,7 @@ def test_invalid_pairs(tmp_path: Path) -> None:
         ({"values": "decimal", "scale": 1}, "values must be"),
     ):
         with pytest.raises(ValueError, match=match):
-            fastpipe.DecimalSpec(**arguments)  # type: ignore[arg-type]
+            fastpipe.decimal_spec(**arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="an array of integers"):
         fastpipe.to_decimals([1], 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"pairs must be int64 of shape \[\.\.\., 2\]"):

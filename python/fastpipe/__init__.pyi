@@ -23,7 +23,7 @@ from fastpipe.batch import Masked as Masked
 from fastpipe.batch import Ragged as Ragged
 from fastpipe.batch import Sparse as Sparse
 from fastpipe.batch import Strings as Strings
-from fastpipe.batch._decimals import DecimalSpec as DecimalSpec
+from fastpipe.batch._decimals import decimal_spec as decimal_spec
 from fastpipe.batch._decimals import to_decimals as to_decimals
 from fastpipe.csv import read_csv as read_csv
 from fastpipe.errors import FastpipeError as FastpipeError

@@ -16,7 +16,7 @@ from fastpipe.specs import DenseSpec, Nulls, RaggedSpec, Spec
 _EXACT = Context(prec=40)
 
 
-def DecimalSpec(
+def decimal_spec(
     shape: Sequence[int | None] = (),
     *,
     values: Literal["int64", "pairs", "float64"] = "int64",
@@ -45,7 +45,7 @@ def DecimalSpec(
 
     Example:
         >>> import fastpipe
-        >>> fastpipe.DecimalSpec(scale=2, on_null="mask")
+        >>> fastpipe.decimal_spec(scale=2, on_null="mask")
         fastpipe.DenseSpec((), "int64", on_null="mask", scale=2)
     """
     if values not in ("int64", "pairs", "float64"):
