@@ -104,6 +104,7 @@ def test_round_trips(tmp_path: Path, suffix: str) -> None:
     assert cli.main(["convert", begin, between]) == 0
     assert cli.main(["convert", between, back, "--columns", "i,s,l,r.x"]) == 0
     assert records(back) == table.to_pylist()
+    assert fastpipe.avro.AvroFile(back).codec == "deflate"
     found = pq.read_table(between) if suffix == ".parquet" else pyarrow.feather.read_table(between)
     assert found["i"].to_pylist() == [1, None, 3]
 

@@ -122,6 +122,7 @@ def test_array_types(tmp_path: Path) -> None:
     path = tmp_path / "out.avro"
     assert fastpipe.write_avro(path, BATCH)[:2] == (3, 1)
     assert read(path) == ROWS
+    assert fastpipe.avro.AvroFile(path).codec == "deflate"  # The specification requires all readers to support it.
     # Only nullable columns are written as unions.
     unions = [
         field["name"] for field in fastpipe.avro.AvroFile(path).schema["fields"] if isinstance(field["type"], list)

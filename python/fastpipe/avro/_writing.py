@@ -76,8 +76,8 @@ def write_avro(
             converted to its types if the conversion loses at most digits of floating-point numbers. Unions must consist
             of null and one type. By default, the schema is derived from the data's types; the manual's page on writing
             has the rules.
-        codec: "null", "deflate", "snappy", "zstandard", "bzip2" or "xz". Defaults to zstandard, or to the file's codec
-            when appending.
+        codec: "null", "deflate", "snappy", "zstandard", "bzip2" or "xz". Defaults to "deflate", which all Avro
+            libraries read, or to the file's codec when appending. "zstandard" compresses and decompresses faster.
         level: The compression level of deflate (1 to 12, default 6), zstandard (-7 to 22, default 3), bzip2 (1 to 9,
             default 9) or xz (0 to 9, default 6).
         block_bytes: The size in bytes, before compression, at which a block is closed. Readers read, decompress and
@@ -120,7 +120,7 @@ def write_avro(
     target = local(path, "path must be a path")
     text = _schema_text(schema)
     writing = AvroWriting(
-        codec=codec or "zstandard",
+        codec=codec or "deflate",
         block_bytes=_number("block_bytes", block_bytes, 1, _MOST_BLOCK_BYTES),
         level=None if level is None else _number("level", level, -(2**31), 2**31 - 1),
         num_threads=_threads(num_threads),

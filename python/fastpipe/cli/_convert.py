@@ -192,6 +192,8 @@ _CODECS = {
     "parquet": ("null", "snappy", "gzip", "zstandard", "lz4", "brotli"),
     "arrow": ("null", "zstandard", "lz4"),
 }
+# All Avro libraries read deflate, but not all of them zstandard.
+_DEFAULT_CODECS = {"avro": "deflate", "parquet": "zstandard", "arrow": "zstandard"}
 _OF_PYARROW = {"null": "none", "zstandard": "zstd"}
 # Default number of rows in a row group or record batch. It doesn't affect Avro output.
 _BATCH_SIZE = 16_384
@@ -205,7 +207,8 @@ def add_options(convert: argparse.ArgumentParser, positive: Callable[[str], int]
     convert.add_argument("--from", dest="origin", choices=formats, help="format of IN (default: from its suffix)")
     convert.add_argument("--to", choices=formats, help="format of OUT (default: from its suffix)")
     codecs = list(dict.fromkeys(name for names in _CODECS.values() for name in names))
-    convert.add_argument("--codec", choices=codecs, metavar="CODEC", help=f"{', '.join(codecs)} (default: zstandard)")
+    usual = "default: deflate for Avro, zstandard for Parquet and Arrow"
+    convert.add_argument("--codec", choices=codecs, metavar="CODEC", help=f"{', '.join(codecs)} ({usual})")
     convert.add_argument(
         "--block-bytes", type=positive, metavar="N", help="Avro block size in bytes before compression (default: 65536)"
     )
@@ -233,7 +236,7 @@ def run(arguments: argparse.Namespace) -> int:
     to = arguments.to = arguments.to or _of_suffix(arguments.target)
     if to is None:
         return _usage(f"{arguments.target}: its suffix must be one of {_suffixes()}; set the format with --to")
-    codec = arguments.codec or "zstandard"
+    codec = arguments.codec or _DEFAULT_CODECS[to]
     if codec not in _CODECS[to]:
         return _usage(f"the codec for {to} must be one of {', '.join(_CODECS[to])}; got {codec}")
     if arguments.block_bytes is not None and to != "avro":
