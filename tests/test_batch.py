@@ -248,6 +248,7 @@ def test_single_rows(form: Any) -> None:
                 continue
             with pytest.raises(TypeError, match=rf"\[{i % len(form)}:{i % len(form) + 1}\] for an array of one row"):
                 form[i]
+            assert not hasattr(values, "row")
             continue
         row = form[np.int64(i)]
         plain = row.to_list() if hasattr(row, "to_list") else row.tolist() if hasattr(row, "tolist") else row

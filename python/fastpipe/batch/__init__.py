@@ -12,7 +12,7 @@ every method in this module is a short recursion.
 In batches of readers and in selections of their rows, offsets begin with 0 and end with the number of items.
 
 All forms can be indexed by rows. Slices, masks (bool `[rows]`), integer arrays and lists return rows in the same form.
-An integer returns one row. Slices with step 1 are views. Other selections are copies, as in NumPy.
+An integer returns one row, except of sparse forms. Slices with step 1 are views. Other selections are copies, as in NumPy.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class Ragged(Form):
             IndexError: If the index is out of range.
             TypeError: If the index isn't an integer.
         """
-        index = row_index(index, len(self))
+        return self._row(row_index(index, len(self)))
+
+    def _row(self, index: int) -> Any:
         return slice_rows(self._values, int(self._offsets[index]), int(self._offsets[index + 1]))
 
     def to_list(self) -> list[Any]:
@@ -192,7 +194,9 @@ class Strings(Form):
             IndexError: If the index is out of range.
             TypeError: If the index isn't an integer.
         """
-        index = row_index(index, len(self))
+        return self._row(row_index(index, len(self)))
+
+    def _row(self, index: int) -> Any:
         row = self._slice(index, index + 1)
         if len(self._shape) == 1:
             return row._entries()[0]
@@ -298,7 +302,9 @@ class Masked(Form):
             IndexError: If the index is out of range.
             TypeError: If the index isn't an integer, or if the values are sparse.
         """
-        index = row_index(index, len(self))
+        return self._row(row_index(index, len(self)))
+
+    def _row(self, index: int) -> Any:
         if self._valid.ndim > 1:
             return Masked(self._values[index], self._valid[index])
         return self._values[index] if self._valid[index] else None
@@ -341,15 +347,9 @@ class _SparseForm(Form):
         """Returns the number of rows, which is the first entry of `dense_shape`."""
         return int(self._dense_shape[0])
 
-    def row(self, index: int) -> NoReturn:
-        """Raises an error, because no array type holds a single sparse row. Use `sparse[i:i + 1]` instead.
-
-        Raises:
-            TypeError: Always.
-        """
-        at = row_index(index, len(self))
+    def _row(self, index: int) -> NoReturn:
         raise TypeError(
-            f"a sparse array can't return a single row: use [{at}:{at + 1}] for an array of one row, or to_list()"
+            f"a sparse array can't return a single row: use [{index}:{index + 1}] for an array of one row, or to_list()"
         )
 
 

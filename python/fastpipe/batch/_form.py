@@ -52,7 +52,7 @@ def rows_by_key(form: Any, key: Any) -> Any:
         raise TypeError(
             f"{type(form).__name__} can only be indexed by rows; got {shown(key)}. For items of a row use x[i][j]"
         )
-    return form.row(key)
+    return form._row(row_index(key, count))
 
 
 def _chosen(key: Any, count: int) -> np.ndarray:
@@ -143,19 +143,17 @@ class Form:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def __getitem__(self, key: Rows) -> Any:
-        """Returns rows in the same form for a slice, a mask or row indices, and one row for an integer."""
-        return rows_by_key(self, key)
-
-    def row(self, index: int) -> Any:
-        """Returns one row.
-
-        Args:
-            index: Index of the row. Negative indices count from the end.
+        """Returns rows in the same form for a slice, a mask or row indices, and one row for an integer.
 
         Raises:
-            IndexError: If the index is out of range.
-            TypeError: If the index isn't an integer.
+            IndexError: If an index is out of range.
+            TypeError: If the key doesn't select rows, or if it is an integer and the rows are sparse, since a single
+                sparse row has no form.
         """
+        return rows_by_key(self, key)
+
+    def _row(self, index: int) -> Any:
+        """Returns the row with this index, which is in range."""
         raise NotImplementedError
 
     def _slice(self, start: int, stop: int) -> Any:
