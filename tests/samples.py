@@ -87,7 +87,7 @@ def encoded(i: int, rest: int) -> bytes:
 class Data:
     """Files, and the row at each position in them."""
 
-    def __init__(self, paths: list[str], ids: Mapping[tuple[str, int, int], int]) -> None:
+    def __init__(self, paths: list[str], ids: Mapping[fastpipe.typing.Location, int]) -> None:
         self.paths = paths
         self.ids = ids
 
@@ -119,7 +119,9 @@ def write(folder: Path, files: Iterable[Sequence[int]], codec: str = "null", res
         written = []
         for block, rows in enumerate(blocks):
             start = len(ids)
-            ids.update({(str(path), block, record): start + record for record in range(rows)})
+            ids.update(
+                {fastpipe.avro.AvroLocation(file=str(path), block=block, row=row): start + row for row in range(rows)}
+            )
             written.append((rows, b"".join(encoded(i, rest) for i in range(start, start + rows))))
         path.write_bytes(wire.container(SCHEMA, written, codec))
         paths.append(str(path))
@@ -212,7 +214,7 @@ def check_order(shuffle: bool | str, ids: Sequence[int], data: Data, buffer: int
         assert list(ids) == sorted(ids)
         return
     assert buffer is not None
-    block_of = {i: place[:2] for place, i in data.ids.items()}
+    block_of = {i: (place.file, place.block) for place, i in data.ids.items()}
     if shuffle == "buffer":
         # The buffer contains `buffer` rows when one is drawn.
         assert all(i < at + buffer for at, i in enumerate(ids))

@@ -162,7 +162,7 @@ def test_steps_and_rows_out_of_range(path: str) -> None:
         for bad in (1.0, "1", None, True, np.True_):
             with pytest.raises(TypeError, match="must be an integer"):
                 call(bad)
-    assert reader.locate(np.int64(1), np.uint8(2)) == (path, 0, 18)
+    assert reader.locate(np.int64(1), np.uint8(2)) == fastpipe.avro.AvroLocation(file=path, block=0, row=18)
 
 
 def test_messages_name_the_cause_of_a_closed_pass(path: str) -> None:

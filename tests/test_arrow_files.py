@@ -227,4 +227,5 @@ def test_record_batches_without_rows(folder: Path) -> None:
     whole = pa.record_batch({"x": [1, 2]})
     write("file", [whole.slice(0, 0), whole, whole.slice(0, 0), whole])
     assert rows("file", batch_size=3) == [{"x": x} for x in (1, 2, 1, 2)]
-    assert fastpipe.read_arrow("file", batch_size=3).locate(1, 0, epoch=0) == (1, "record batch 3 of file", 1)
+    wanted = fastpipe.units.UnitLocation(file="file", row=1, unit=1, name="record batch 3 of file")
+    assert fastpipe.read_arrow("file", batch_size=3).locate(1, 0, epoch=0) == wanted

@@ -576,4 +576,4 @@ def test_locate_returns_rows_of_files(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.csv").write_text("x\n" + "\n".join(map(str, range(5))))
     reader = fastpipe.read_csv(tmp_path, batch_size=3)
-    assert reader.locate(2, 1, epoch=0) == fastpipe.csv.CsvLocation(str(tmp_path / "b.csv"), 2)
+    assert reader.locate(2, 1, epoch=0) == fastpipe.csv.CsvLocation(file=str(tmp_path / "b.csv"), row=2)

@@ -298,7 +298,8 @@ def test_locations_and_fingerprints(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.csv.gz").write_bytes(framed(data, "gz"))
     reader = fastpipe.read_csv(tmp_path, features=FEATURES, batch_size=1500)
-    assert reader.locate(14, 3, epoch=0) == fastpipe.csv.CsvLocation(str(tmp_path / "b.csv.gz"), 14 * 1500 + 3 - 20_000)
+    wanted = fastpipe.csv.CsvLocation(file=str(tmp_path / "b.csv.gz"), row=14 * 1500 + 3 - 20_000)
+    assert reader.locate(14, 3, epoch=0) == wanted
     (tmp_path / "b.csv.gz").write_bytes(framed(data, "gz", 90_000))
     with pytest.raises(fastpipe.errors.StateError, match="cannot resume from this state"):
         fastpipe.read_csv(tmp_path, features=FEATURES, batch_size=1500).load_state_dict(reader.state_dict())

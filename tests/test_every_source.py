@@ -44,6 +44,7 @@ def test_an_abandoned_pass_counts_as_an_epoch(make: Make, order: dict[str, Any])
             assert reader.epoch == epoch
             assert digests([reader.batch_at(step)]) == found[-1:]
             assert reader.locate(step, 0) == reader.locate(step, 0, epoch=epoch)
+            assert isinstance(reader.locate(step, 0), fastpipe.typing.Location)
             if step + 1 == steps:
                 break
         assert found == whole[epoch][:steps]

@@ -253,7 +253,8 @@ def test_every_point_can_be_located(data: Interactions, shuffle: Any) -> None:
         for row, point in enumerate(points([batch])):
             place = reader.locate(step, row, 0)
             assert isinstance(place, PointLocation)
-            assert point == plain[place.positive * (1 + NEGATIVES) + place.draw], "the order must not change negatives"
+            assert place.row == place.positive * (1 + NEGATIVES) + place.draw
+            assert point == plain[place.row], "the order must not change negatives"
             assert place.user == point[0]
             assert (place.draw == 0) == bool(point[2])
             places.append(place)

@@ -216,7 +216,8 @@ def test_damage_is_reported_at_its_batch(tmp_path: Path, shuffle: Any) -> None:
     Path(data.paths[1]).write_bytes(damaged)
     steps = range(len(expected))
     reader.set_epoch(0)
-    hit = [any(reader.locate(step, slot)[:2] == (data.paths[1], 3) for slot in range(3)) for step in steps]
+    places = [[reader.locate(step, slot) for slot in range(3)] for step in steps]
+    hit = [any((place.file, place.block) == (data.paths[1], 3) for place in row) for row in places]
     first = hit.index(True)
     assert first > 0
     for threads, prefetch in ((1, 1), (3, 8)):

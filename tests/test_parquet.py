@@ -274,7 +274,7 @@ def test_row_groups_without_rows(folder: Path) -> None:
 def test_rows_are_located(folder: Path) -> None:
     parquet.write_table(pa.table({"x": range(5)}), "file", row_group_size=2)
     place = fastpipe.read_parquet("file", batch_size=3).locate(1, 1, epoch=0)
-    assert place == (2, "row group 2 of file", 0)
+    assert place == fastpipe.units.UnitLocation(file="file", row=0, unit=2, name="row group 2 of file")
 
 
 def test_only_wanted_columns_are_read(folder: Path) -> None:

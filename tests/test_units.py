@@ -650,7 +650,7 @@ def test_nulls_that_the_schema_allows() -> None:
 
 def test_rows_are_located() -> None:
     reader = fastpipe.read_units(Numbers([2, 0, 3]), batch_size=2)
-    assert reader.locate(1, 1, epoch=0) == UnitLocation(2, "page 2", 1)
+    assert reader.locate(1, 1, epoch=0) == UnitLocation(unit=2, name="page 2", row=1)
 
 
 def test_features_written_by_fastpipe_are_restored() -> None:

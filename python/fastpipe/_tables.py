@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fastpipe._arguments import imported, shown
 from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import is_time, require_pyarrow, rewritten, written
 from fastpipe._fastpipe import TableDataset
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.locations import RowLocation
 from fastpipe._reader.options import Options, Settings, takes_options, whole_window
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
@@ -23,16 +24,6 @@ from fastpipe.units._schemas import without_nulls
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-class RowLocation(NamedTuple):
-    """Location of a row in a table.
-
-    Attributes:
-        row: Its index, from 0.
-    """
-
-    row: int
 
 
 class TableData:
@@ -68,7 +59,7 @@ class TableData:
 
     def place(self, unit: int, record: int) -> RowLocation:
         """Returns the index of a row in the table."""
-        return RowLocation(self.handle.row_of(unit, record))
+        return RowLocation(row=self.handle.row_of(unit, record))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TableData, (self._table, self._asked, None)

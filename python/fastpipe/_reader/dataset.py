@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from fastpipe._fastpipe import Data
+from fastpipe._reader.locations import Location
 from fastpipe._reader.state import VERSION
 from fastpipe.specs import Features
 
@@ -77,8 +78,8 @@ class Dataset(Protocol):
             version: Version of the state format. A saved state is compared with the fingerprint of the state's version.
         """
 
-    def place(self, unit: int, record: int) -> tuple[Any, ...]:
-        """Returns where a row of a unit comes from, as a named tuple that depends on the source."""
+    def place(self, unit: int, record: int) -> Location:
+        """Returns where a row of a unit comes from."""
 
 
 @runtime_checkable

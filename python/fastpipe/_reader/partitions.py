@@ -6,6 +6,7 @@ import copy
 from typing import Any, NamedTuple
 
 from fastpipe._reader.dataset import Dataset
+from fastpipe._reader.locations import Location
 from fastpipe._reader.ordering import Ordering, digest, within
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import StateError
@@ -83,7 +84,7 @@ class _Part:
         named = f"{whole['digest']} {self._part.start} {self._part.stop}"
         return whole | {"rows": self._part.rows, "digest": digest(named.encode())}
 
-    def place(self, unit: int, record: int) -> tuple[Any, ...]:
+    def place(self, unit: int, record: int) -> Location:
         """Returns where a row comes from in the whole dataset."""
         return self._whole.place(self._part.start + unit, record)
 

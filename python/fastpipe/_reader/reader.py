@@ -17,6 +17,7 @@ from fastpipe._reader import sampling as _sampling
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
+from fastpipe._reader.locations import Location
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, integer, within
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_options import PassOptions
@@ -840,7 +841,7 @@ class Reader:
         finally:
             started.close()
 
-    def locate(self, step: int, row: int, epoch: int | None = None) -> Any:
+    def locate(self, step: int, row: int, epoch: int | None = None) -> Location:
         """Returns where a row of a batch comes from. Reads no data.
 
         Args:
@@ -849,7 +850,8 @@ class Reader:
             epoch: Epoch of the batch, 0 to 2^62. Defaults to the reader's `epoch`.
 
         Returns:
-            A named tuple whose fields depend on the source.
+            The `Location` of the row: its file and index, and the fields of the source's subclass, such as
+            `AvroLocation`.
 
         Raises:
             IndexError: If the batch or row doesn't exist. Negative indices are not supported.
@@ -862,7 +864,7 @@ class Reader:
             >>> import fastpipe
             >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024)
             >>> reader.locate(0, row=5)
-            Location(file='data/part-0.avro', block=0, record=5)
+            AvroLocation(file='data/part-0.avro', row=5, block=0)
         """
         at, slot = self._step(step), integer("row", row)
         if not 0 <= slot < self._ordering.batch_size:

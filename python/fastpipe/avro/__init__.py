@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from fastpipe._reader.locations import AvroLocation
 from fastpipe.avro._file import AvroFile
 from fastpipe.avro._messages import MessageDecoder, decode_messages
-from fastpipe.avro._reading import Location, infer_features, read_avro
+from fastpipe.avro._reading import infer_features, read_avro
 from fastpipe.avro._writing import WrittenFile, write_avro
 
 __all__ = [
     "AvroFile",
-    "Location",
+    "AvroLocation",
     "MessageDecoder",
     "WrittenFile",
     "decode_messages",

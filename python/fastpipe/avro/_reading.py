@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self, TypeAlias, Unpack
+from typing import Any, Self, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.locations import AvroLocation
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
@@ -40,20 +41,6 @@ _WORDS = SourceWording(
 
 
 _Folders: TypeAlias = "list[tuple[str, list[int | str | None]]]"
-
-
-class Location(NamedTuple):
-    """Location of a row.
-
-    Attributes:
-        file: The path of its file.
-        block: The index of its block in the file.
-        record: Its index in the block.
-    """
-
-    file: str
-    block: int
-    record: int
 
 
 class AvroData:
@@ -204,9 +191,10 @@ class AvroData:
         """Returns the index of each block's file."""
         return np.repeat(np.arange(len(self.files)), self.handle.blocks())
 
-    def place(self, unit: int, record: int) -> Location:
+    def place(self, unit: int, record: int) -> AvroLocation:
         """Returns the file, the block and the index of a record."""
-        return Location(*self.handle.place_of(unit), record)
+        file, block = self.handle.place_of(unit)
+        return AvroLocation(file=file, block=block, row=record)
 
     def column_times(self) -> tuple[float, list[tuple[str, float]]]:
         """Returns the nanoseconds to decode a record with all columns, and without each column."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastpipe.csv._reading import CsvLocation, read_csv
+from fastpipe._reader.locations import CsvLocation
+from fastpipe.csv._reading import read_csv
 from fastpipe.csv._sampling import CsvSample, RowEstimate, sample_csv
 
 __all__ = ["CsvLocation", "CsvSample", "RowEstimate", "read_csv", "sample_csv"]

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, Unpack
+from typing import Any, ClassVar, Literal, Self, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._omissions import is_large, report, share
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.locations import CsvLocation
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
@@ -148,18 +149,6 @@ _WORDS = SourceWording(
 )
 
 
-class CsvLocation(NamedTuple):
-    """Location of a row.
-
-    Attributes:
-        file: The path of its file.
-        row: Its index in the file, from 0. Headers, comments and empty lines are not counted.
-    """
-
-    file: str
-    row: int
-
-
 class CsvData:
     """CSV files that are open for a set of features: the `Data` of `read_csv`.
 
@@ -285,7 +274,8 @@ class CsvData:
 
     def place(self, unit: int, record: int) -> CsvLocation:
         """Returns the file and the index of a row."""
-        return CsvLocation(*self.handle.place_of(unit, record))
+        file, row = self.handle.place_of(unit, record)
+        return CsvLocation(file=file, row=row)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CsvData, (self._given, self._dialect, self._asked, None, self._index_cache)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
+from typing import Any, Literal, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import InteractionsDataset, Positives
 from fastpipe._omissions import is_large, report, share
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.locations import PointLocation
 from fastpipe._reader.options import Options, Settings, takes_options, whole_window
 from fastpipe._reader.ordering import within
 from fastpipe._reader.reader import Reader
@@ -84,20 +85,6 @@ def check_unseen(
 OnFull: TypeAlias = Literal["error", "skip"]
 
 _MOST_UINT16 = 65_536
-
-
-class PointLocation(NamedTuple):
-    """Origin of a row.
-
-    Attributes:
-        user: The index of the user.
-        positive: The index of the positive, ordered by user and then by item.
-        draw: 0 for the positive itself, or the index of the negative, from 1.
-    """
-
-    user: int
-    positive: int
-    draw: int
 
 
 class InteractionsData:
@@ -196,7 +183,8 @@ class InteractionsData:
     def place(self, unit: int, record: int) -> PointLocation:
         """Returns the user, the positive and the draw of a row."""
         _, user, positive, draw = self.handle.place_of(unit, record)
-        return PointLocation(user, positive, draw)
+        row = positive * (1 + self._options["negatives"]) + draw
+        return PointLocation(row=row, user=user, positive=positive, draw=draw)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._data, self._options)

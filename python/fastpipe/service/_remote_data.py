@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import namedtuple
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +12,9 @@ import numpy as np
 
 from fastpipe._arrow.schema import decoded_features
 from fastpipe._fastpipe import BatchFeed, Data, Pass, RemoteDataset
+from fastpipe._reader import locations
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.locations import Location
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderParts, ReaderPasses
@@ -148,7 +149,7 @@ class RemoteData:
         """Returns the fingerprint of the served dataset."""
         return dict(self._description.fingerprints[version])
 
-    def place(self, unit: int, record: int) -> tuple[Any, ...]:
+    def place(self, unit: int, record: int) -> Location:
         """Returns the origin of a row. A server or the fallback looks it up.
 
         Raises:
@@ -183,17 +184,14 @@ class RemoteData:
         return f"{self._description.text} at {self._servers}"
 
 
-def _place(told: list[bytes], connection: Connection) -> tuple[Any, ...]:
+def _place(told: list[bytes], connection: Connection) -> Location:
     """Parses the origin of a row that a server has sent.
 
     Raises:
         ServiceError: If it is invalid.
     """
     try:
-        found = json.loads(told[0])
-        fields: dict[str, Any] = found["fields"]
-        kind = namedtuple(str(found["kind"]), list(fields))  # type: ignore[misc]  # noqa: PYI024
-        return kind(**fields)
+        return locations.from_json(json.loads(told[0]))
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise ServiceError(f"{connection.url} sent a location that can't be read: {error!r:.200}") from error
 

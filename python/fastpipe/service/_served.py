@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fastpipe._arrow.schema import encoded_features
 from fastpipe._fastpipe import Order, Pass, PassMemory, SharedSlabs
+from fastpipe._reader import locations
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.passes import Passes, passes_of
 from fastpipe._reader.reader import Reader
@@ -169,14 +170,8 @@ class Served:
         return self._data.handle.unit_rows()
 
     def place(self, unit: int, record: int) -> dict[str, Any]:
-        """Returns the origin of a row: the class name of the place and its fields."""
-        place = self._data.place(unit, record)
-        fields: dict[str, Any] = place._asdict()  # type: ignore[attr-defined]
-        known = (str, int, float, bool, type(None))
-        return {
-            "kind": type(place).__name__,
-            "fields": {name: value if isinstance(value, known) else str(value) for name, value in fields.items()},
-        }
+        """Returns the location of a row as JSON-compatible data."""
+        return locations.to_json(self._data.place(unit, record))
 
     def check(self, data: Mapping[str, Any]) -> None:
         """Checks that a request is for this dataset, read with the same specs.

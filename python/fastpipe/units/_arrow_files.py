@@ -224,8 +224,10 @@ class ArrowFileUnits(FileUnits):
 
     def name(self, unit: int) -> str:
         """Returns the name of a unit: its record batch and file."""
-        number, batch = self._batches[unit]
-        return f"record batch {batch} of {self._found[number].path}"
+        return f"record batch {self._batches[unit][1]} of {self._file_of(unit)}"
+
+    def _file_of(self, unit: int) -> str:
+        return self._found[self._batches[unit][0]].path
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns the names without folders and the sizes of all files."""

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Unpack, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from fastpipe._arguments import imported, shown
 from fastpipe._arrow.schema import written
 from fastpipe._fastpipe import UnitCalls, UnitsDataset
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.locations import UnitLocation
 from fastpipe._reader.options import LARGEST_WINDOW, Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
@@ -197,20 +198,6 @@ _SLICE_BYTES = 8 << 20
 _MOST_ROWS = 2**32 - 1
 
 
-class UnitLocation(NamedTuple):
-    """Location of a row in the units of a source.
-
-    Attributes:
-        unit: The index of its unit, from 0.
-        name: The unit's name in the source.
-        row: The row's index in the unit.
-    """
-
-    unit: int
-    name: str
-    row: int
-
-
 class UnitsData:
     """Units that are ready to read: the `Data` of `read_units`.
 
@@ -320,9 +307,11 @@ class UnitsData:
         return max(min(within, rows, LARGEST_WINDOW), batch_size)
 
     def place(self, unit: int, record: int) -> UnitLocation:
-        """Returns the unit, its name, and the index of the row in it."""
+        """Returns the file (of Parquet and Arrow files), the unit, its name, and the index of the row in it."""
         unit, row = self.handle.row_of(unit, record)
-        return UnitLocation(unit, _name(self._units, unit), row)
+        file_of = getattr(self._units, "_file_of", None)
+        file = None if file_of is None else file_of(unit)
+        return UnitLocation(file=file, row=row, unit=unit, name=_name(self._units, unit))
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = (self._units, FeatureRequest(self._asked), self._num_fetches)

@@ -235,8 +235,10 @@ class ParquetUnits(FileUnits):
 
     def name(self, unit: int) -> str:
         """Returns the name of a unit: its row group and file."""
-        number, group = self._groups[unit]
-        return f"row group {group} of {self._found[number].path}"
+        return f"row group {self._groups[unit][1]} of {self._file_of(unit)}"
+
+    def _file_of(self, unit: int) -> str:
+        return self._found[self._groups[unit][0]].path
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns the names without folders, the sizes, and the counts of rows and row groups of all files."""
