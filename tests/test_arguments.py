@@ -5,6 +5,7 @@ The call fails immediately, and the message names the argument and a fix.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,17 @@ def test_messages_name_the_cause_of_a_closed_pass(path: str) -> None:
 )
 def test_len_has_a_docstring(name: str) -> None:
     assert getattr(fastpipe, name).__len__.__doc__.strip()
+
+
+@pytest.mark.parametrize(
+    "name", ["Location", "LedgerStatus", "EpochStatus", "WorkerStatus", "CsvSample", "RowEstimate", "Growth"]
+)
+def test_results_may_get_more_fields_later(name: str) -> None:
+    """A tuple that callers unpack can't get another field."""
+    kind = getattr(fastpipe, name)
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen
+    assert not issubclass(kind, tuple)
 
 
 def test_messages_about_missing_columns_list_all_columns(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset, FileDataset
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("fastpipe")
 
 
-class Growth(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Growth:
     """The result of `Reader.resume_appended`.
 
     Attributes:

@@ -12,7 +12,8 @@ every method in this module is a short recursion.
 In batches of readers and in selections of their rows, offsets begin with 0 and end with the number of items.
 
 All forms can be indexed by rows. Slices, masks (bool `[rows]`), integer arrays and lists return rows in the same form.
-An integer returns one row, except of sparse forms. Slices with step 1 are views. Other selections are copies, as in NumPy.
+An integer returns one row, except of sparse forms. Slices with step 1 are views. Other selections are copies, as in
+NumPy.
 """
 
 from __future__ import annotations

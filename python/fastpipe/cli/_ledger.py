@@ -63,7 +63,4 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(status: LedgerStatus) -> str:
-    told = dataclasses.asdict(status)
-    told["epochs"] = [epoch._asdict() for epoch in status.epochs]
-    told["workers"] = [worker._asdict() for worker in status.workers]
-    return json.dumps(told)
+    return json.dumps(dataclasses.asdict(status))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,8 @@ _TEXT = 8 << 20
 _LEAST_BATCH, _MOST_BATCH = 64, 1 << 16
 
 
-class RowEstimate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RowEstimate:
     """Estimate of the number of rows, derived from random bytes.
 
     Attributes:
@@ -56,7 +57,8 @@ class RowEstimate(NamedTuple):
     confidence: float = 0.95
 
 
-class CsvSample(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CsvSample:
     """Sampled rows of CSV files.
 
     Attributes:
@@ -287,7 +289,7 @@ def draw_rows(
         weights=_column(data, weights, asked, "float64"),
     )
     values = asked.array(drawn, wanted, drawn.num_rows)
-    return CsvSample(values, rows_of_sample(drawn), wanted, asked.seed)
+    return CsvSample(values=values, rows=rows_of_sample(drawn), columns=wanted, seed=asked.seed)
 
 
 def draw_blocks(files: Sequence[str | Contents], asked: Asked, index_cache: IndexCache, *, part: int) -> CsvSample:
@@ -301,7 +303,13 @@ def draw_blocks(files: Sequence[str | Contents], asked: Asked, index_cache: Inde
     for start in range(0, len(values), _MOST_BATCH):
         piece = slice(start, start + _MOST_BATCH)
         variance.add(list(values[piece].T), units[piece])
-    return CsvSample(values, rows_of_sample(drawn), wanted, asked.seed, variance.design_effect())
+    return CsvSample(
+        values=values,
+        rows=rows_of_sample(drawn),
+        columns=wanted,
+        seed=asked.seed,
+        design_effect=variance.design_effect(),
+    )
 
 
 def of_numbers(
@@ -351,7 +359,9 @@ def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: boo
     found = RowEstimate(
         max(round(rows), least), max(math.floor(round(low, 3)), least), max(math.ceil(round(high, 3)), least)
     )
-    return CsvSample(values, None, wanted, asked.seed, offsets=offsets, files=numbers, estimate=found)
+    return CsvSample(
+        values=values, rows=None, columns=wanted, seed=asked.seed, offsets=offsets, files=numbers, estimate=found
+    )
 
 
 # Bytes per read of a file or pipe. Signals are handled between reads.
@@ -389,7 +399,8 @@ def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
         raise ValueError(f"rows={asked.rows} exceeds the {there} rows of the stream")
     handle, rows = reservoir.take()
     data, wanted = asked.typed(CsvData.of_rows(handle, asked.dialect, asked.features))
-    return CsvSample(asked.array(asked.reader(data), wanted, asked.rows), rows, wanted, asked.seed)
+    values = asked.array(asked.reader(data), wanted, asked.rows)
+    return CsvSample(values=values, rows=rows, columns=wanted, seed=asked.seed)
 
 
 def _opened(source: Any) -> tuple[str, Generator[bytes]]:

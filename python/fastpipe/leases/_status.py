@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from fastpipe._text import clean, table
 from fastpipe.leases import _tables
@@ -19,7 +18,8 @@ _STALLED_BATCHES, _STALLED_SECONDS = 10, 5.0
 _SILENT_SECONDS = 60.0
 
 
-class EpochStatus(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class EpochStatus:
     """The progress of an epoch.
 
     Attributes:
@@ -37,7 +37,8 @@ class EpochStatus(NamedTuple):
     free: int
 
 
-class WorkerStatus(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
     """The activity of a worker.
 
     Attributes:
@@ -63,7 +64,7 @@ class WorkerStatus(NamedTuple):
     straggles: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LedgerStatus:
     """The progress of a job. `print(status)` shows it as a table.
 

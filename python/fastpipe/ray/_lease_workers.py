@@ -179,7 +179,8 @@ _LOOK = 0.2
 _GRACE = 5.0
 
 
-class PoolStatus(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
     """The workers of a pool by their state. `fastpipe.leases.Ledger(url, job).status()` returns the progress of the job.
 
     Attributes:
@@ -472,8 +473,11 @@ class LeaseWorkers:
         self.close()
 
     def __repr__(self) -> str:
-        pending, running, stopping, *_ = self.status()
-        return f"LeaseWorkers({len(running)} running, {len(pending)} pending, {len(stopping)} stopping)"
+        status = self.status()
+        return (
+            f"LeaseWorkers({len(status.running)} running, {len(status.pending)} pending, "
+            f"{len(status.stopping)} stopping)"
+        )
 
 
 def _failure(name: str, outcome: Outcome) -> BaseException:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -160,7 +160,8 @@ _ANSWER = 2.0
 _LEAVE, _GRACE = 3.0, 2.0
 
 
-class ServiceStatus(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
     """The servers of a service by their state.
 
     Attributes:
