@@ -93,7 +93,7 @@ def bare(quick: bool) -> None:
     import pyarrow as pa
     import pyarrow.flight as flight
 
-    batches = {kind: list(reader(kind, quick).to_reader()) for kind in ROWS}
+    batches = {kind: list(reader(kind, quick).to_arrow_reader()) for kind in ROWS}
 
     class Server(flight.FlightServerBase):  # type: ignore[misc]
         def do_get(self, context: Any, ticket: Any) -> Any:

@@ -393,7 +393,7 @@ def test_the_schema_is_that_of_every_batch(every_kind: Path, options: dict[str, 
     assert pa.schema(reader) == schema
     batches = list(reader)
     rows = 0
-    for batch, streamed in zip(batches, reader.to_reader(), strict=True):
+    for batch, streamed in zip(batches, reader.to_arrow_reader(), strict=True):
         found = to_arrow(batch, reader.features)
         for arrow in (found, streamed):
             assert arrow.schema.equals(schema, check_metadata=True)

@@ -81,7 +81,7 @@ def test_a_stream_is_a_pass(make: Make, shuffle: Any, options: dict[str, Any]) -
     options = {"batch_size": 16, "shuffle": shuffle} | ({"seed": 3} if shuffle else {}) | options
     reader, twin = make(**options), make(**options)
     for _ in range(2):
-        record_batches, batches = list(reader.to_reader()), list(twin)
+        record_batches, batches = list(reader.to_arrow_reader()), list(twin)
         assert reader.epoch == twin.epoch > 0
         assert len(record_batches) == len(batches) == len(reader)
         for record_batch, batch in zip(record_batches, batches, strict=True):
@@ -94,12 +94,12 @@ def test_a_stream_is_a_pass(make: Make, shuffle: Any, options: dict[str, Any]) -
 
 def test_states_count_what_the_stream_has_yielded(make: Make) -> None:
     reader = make(batch_size=16, shuffle=True, seed=3)
-    stream = reader.to_reader()
+    stream = reader.to_arrow_reader()
     first = [stream.read_next_batch() for _ in range(4)]
     state = samples.through_json(reader.state_dict())
     again = make(batch_size=16, shuffle=True, seed=3)
     again.load_state_dict(state)
-    rest = list(again.to_reader())
+    rest = list(again.to_arrow_reader())
     whole = make(batch_size=16, shuffle=True, seed=3)
     assert pa.Table.from_batches(first + rest).equals(pa.table(whole))
 
@@ -186,7 +186,7 @@ def test_batches_without_values(kind: Any, shuffle: bool) -> None:
         reader.set_epoch(0)
         table = pa.table(reader)
         table.validate(full=True)
-        assert table == reader.to_reader().read_all()
+        assert table == reader.to_arrow_reader().read_all()
         for name, form in batch.items():
             stored = table[name].to_pylist()
             if not isinstance(form.values if isinstance(form, fastpipe.Masked) else form, fastpipe.Sparse):
@@ -242,7 +242,7 @@ def test_every_dtype_matches_to_arrow(nulls: Any) -> None:
         reader, twin = (
             fastpipe.from_arrow(table, features=features, batch_size=16, shuffle=shuffle, seed=3) for _ in range(2)
         )
-        for streamed, batch in zip(reader.to_reader(), twin, strict=True):
+        for streamed, batch in zip(reader.to_arrow_reader(), twin, strict=True):
             streamed.validate(full=True)
             assert streamed.equals(fastpipe.to_arrow(batch, twin.features), check_metadata=True)
 
@@ -278,7 +278,7 @@ def test_sparse_columns_of_any_layout_are_the_same_stream(tmp_path: Path, source
         # Both passes alternate over the same memory, and their layouts must not mix.
         for _ in range(2):
             batches = [fastpipe.to_arrow(batch, twin.features) for batch in twin]
-            assert [batch.equals(other) for batch, other in zip(reader.to_reader(), batches, strict=True)] == [
+            assert [batch.equals(other) for batch, other in zip(reader.to_arrow_reader(), batches, strict=True)] == [
                 True
             ] * 13
             form = type(next(iter(reader))["terms" if source == "avro" else "one"])
@@ -311,9 +311,9 @@ def test_few_batches_are_held(library: str, tmp_path: Path) -> None:
     reader = data.read(batch_size=500, columns=["id", "items"])
     mean: Any
     if library == "pyarrow":
-        mean = sum(sum(batch["id"].to_pylist()) for batch in reader.to_reader()) / rows
+        mean = sum(sum(batch["id"].to_pylist()) for batch in reader.to_arrow_reader()) / rows
     elif library == "polars frame":
-        mean = sum(pl.DataFrame(batch)["id"].sum() for batch in reader.to_reader()) / rows
+        mean = sum(pl.DataFrame(batch)["id"].sum() for batch in reader.to_arrow_reader()) / rows
     elif library == "polars scan":
         scan = pl.scan_arrow_c_stream(reader).select(pl.col("id").mean())
         mean = scan.collect(engine="streaming").item()
@@ -324,14 +324,14 @@ def test_few_batches_are_held(library: str, tmp_path: Path) -> None:
     # Each batch uses two slabs.
     assert fresh(reader) <= 40
     keeping = data.read(batch_size=500, columns=["id", "items"])
-    kept = list(keeping.to_reader())
+    kept = list(keeping.to_arrow_reader())
     assert len(kept) == 160
     assert fresh(keeping) >= 2 * 160
 
 
 def test_batches_outlive_the_reader(data: samples.Data) -> None:
     reader = data.read(batch_size=16)
-    stream = reader.to_reader()
+    stream = reader.to_arrow_reader()
     first = stream.read_next_batch()
     wanted = first.to_pylist()
     del stream, reader
@@ -345,7 +345,7 @@ def test_batches_outlive_the_reader(data: samples.Data) -> None:
 
 def test_arrays_share_the_memory_of_the_pass(data: samples.Data) -> None:
     """Columns of fixed size are stored one after another, at multiples of 64 bytes."""
-    found = data.read(batch_size=16).to_reader().read_next_batch()
+    found = data.read(batch_size=16).to_arrow_reader().read_next_batch()
     buffers = [found["id"].buffers()[1], found["vector"].buffers()[-1], found["items"].buffers()[1]]
     (first, size), *others = [(buffer.address, buffer.size) for buffer in buffers]
     for address, following in others:
@@ -361,10 +361,10 @@ def test_arrays_share_the_memory_of_the_pass(data: samples.Data) -> None:
 
 def test_dropping_a_stream_ends_the_pass(make: Make) -> None:
     reader = make(batch_size=4, num_threads=2, prefetch=2)
-    stream = reader.to_reader()
+    stream = reader.to_arrow_reader()
     del stream
     assert no_thread_is_left(), "before the first batch"
-    stream = reader.to_reader()
+    stream = reader.to_arrow_reader()
     stream.read_next_batch()
     del stream
     assert no_thread_is_left()
@@ -375,7 +375,7 @@ def test_dropping_a_stream_ends_the_pass(make: Make) -> None:
 
 def test_endless_passes(make: Make) -> None:
     reader = make(batch_size=16, epochs=None)
-    stream = reader.to_reader()
+    stream = reader.to_arrow_reader()
     rows = sum(stream.read_next_batch().num_rows for _ in range(40))
     assert rows > 2 * ROWS
     assert reader.epoch >= 2
@@ -384,9 +384,9 @@ def test_endless_passes(make: Make) -> None:
 
 def test_two_streams_of_one_reader_are_two_passes(make: Make) -> None:
     reader = make(batch_size=16)
-    first = reader.to_reader()
+    first = reader.to_arrow_reader()
     first.read_next_batch()
-    second = reader.to_reader()
+    second = reader.to_arrow_reader()
     with pytest.raises(fastpipe.errors.PassClosedError, match="use two readers for two passes"):
         first.read_next_batch()
     assert second.read_all().num_rows == ROWS
@@ -398,7 +398,7 @@ def test_two_streams_of_one_reader_are_two_passes(make: Make) -> None:
 
 def test_errors_of_a_pass_are_raised(tmp_path: Path) -> None:
     reader = damaged(tmp_path)
-    stream = reader.to_reader()
+    stream = reader.to_arrow_reader()
     with pytest.raises(fastpipe.errors.MalformedFileError, match="expected UTF-8 text") as error:
         stream.read_all()
     assert (error.value.path, error.value.block) == (reader.files[1], 10)
@@ -482,7 +482,7 @@ def test_ctrl_c_is_not_lost(data: samples.Data) -> None:
 
 def test_a_progress_bar_counts_what_a_stream_yields(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tqdm")
-    for read in (pa.table, lambda reader: reader.to_reader().read_all()):
+    for read in (pa.table, lambda reader: reader.to_arrow_reader().read_all()):
         assert read(make(batch_size=16, progress=True)).num_rows == ROWS
         shown = capfd.readouterr().err
         assert f"{ROWS}/{ROWS}" in shown.replace(f"{ROWS}.0", f"{ROWS}")
@@ -495,7 +495,7 @@ def test_pickled_readers_are_streams(make: Make) -> None:
     reader = make(batch_size=16)
     again = pickle.loads(pickle.dumps(reader))
     assert pa.table(again).equals(pa.table(reader))
-    stream = reader.to_reader()
+    stream = reader.to_arrow_reader()
     with pytest.raises(TypeError, match="can't be pickled while a pass is active"):
         pickle.dumps(reader)
     del stream
@@ -507,12 +507,12 @@ def test_a_forked_child_reads_its_own_stream(data: samples.Data) -> None:
         import os, warnings
         import fastpipe, pyarrow
         reader = fastpipe.read_avro(sys.argv[1:], columns=["id"], batch_size=16)
-        stream = reader.to_reader()
+        stream = reader.to_arrow_reader()
         stream.read_next_batch()
         warnings.simplefilter("ignore")
         child = os.fork()
         if not child:
-            os._exit(0 if sum(b.num_rows for b in reader.to_reader()) == 200 else 1)
+            os._exit(0 if sum(b.num_rows for b in reader.to_arrow_reader()) == 200 else 1)
         assert os.waitpid(child, 0)[1] == 0
         print(sum(batch.num_rows for batch in stream))
     """
@@ -525,7 +525,7 @@ def test_only_pyarrow_objects_need_pyarrow(data: samples.Data) -> None:
         import fastpipe
         reader = fastpipe.read_avro(sys.argv[1], columns=["id"], batch_size=16)
         try:
-            reader.to_reader()
+            reader.to_arrow_reader()
         except ImportError as error:
             print(error)
         import polars

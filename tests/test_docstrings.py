@@ -25,7 +25,7 @@ RETURNED = {
     *("Candidates", "CsvSample", "Description", "FeatureStatistics", "Growth", "HeldOut", "LeaseWorker"),
     *("LedgerStatus", "EpochStatus", "WorkerStatus", "Partition", "Rebatcher", "RowEstimate", "ShuffleReport"),
     *("SqlPartition", "SqlPlan", "WrittenFile", "Features", "StepOfEpoch"),
-    *("Location", "CsvLocation", "PointLocation", "RowLocation", "UnitLocation"),
+    *("AvroLocation", "Location", "CsvLocation", "PointLocation", "RowLocation", "UnitLocation"),
 }
 # Types that describe arguments: keyword arguments, and a protocol whose example is that of `read_units`.
 ARGUMENTS = {"Options", "Units"}

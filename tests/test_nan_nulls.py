@@ -101,7 +101,7 @@ def test_nan_as_the_fill_value_is_null(source: Source, dtype: str) -> None:
     # The metadata of the table contains the specs.
     again = fastpipe.from_arrow(table, batch_size=16)
     assert again.features == features
-    for record_batch, batch, other in zip(reader.to_reader(), twin, again, strict=True):
+    for record_batch, batch, other in zip(reader.to_arrow_reader(), twin, again, strict=True):
         missing = np.isnan(batch["x"])
         assert missing.any()
         assert np.array_equal(batch["x"], other["x"], equal_nan=True)
@@ -233,7 +233,7 @@ def test_values_in_lists_are_null(kind: Any, spec: Spec, rows: list[Any], origin
         return fastpipe.read_units(Slices(table, 3, table.schema), **given)
 
     reader, twin = read(), read()
-    for record_batch, batch in zip(reader.to_reader(), twin, strict=True):
+    for record_batch, batch in zip(reader.to_arrow_reader(), twin, strict=True):
         record_batch.validate(full=True)
         assert fastpipe.to_arrow(batch, reader.features).equals(record_batch)
     streamed = pa.table(reader)

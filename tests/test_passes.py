@@ -223,7 +223,7 @@ PUBLIC = [
     "state_dict",
     "stats",
     "symbols",
-    "to_reader",
+    "to_arrow_reader",
     "world_size",
 ]
 

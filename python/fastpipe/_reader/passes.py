@@ -317,7 +317,7 @@ class Passes(ABC):
         raise UnsupportedError(f"{self!r} doesn't support random access to batches")
 
     def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
-        """Returns the batches `start` to `stop - 1` of an epoch as Arrow record batches. See `Reader.to_reader`.
+        """Returns the batches `start` to `stop - 1` of an epoch as Arrow record batches. See `Reader.to_arrow_reader`.
 
         Raises:
             ImportError: If pyarrow isn't installed.

@@ -154,7 +154,7 @@ class Reader:
     as you like: the reader reuses the memory of an array only after the last array over it has been released.
 
     A reader is also an Arrow stream: `pyarrow.table(reader)`, `polars.DataFrame(reader)` and
-    `duckdb.sql("select avg(x) from reader")` read a pass. See `to_reader`.
+    `duckdb.sql("select avg(x) from reader")` read a pass. See `to_arrow_reader`.
 
     A reader can be pickled, and used in a forked child process. Passes can't.
 
@@ -278,7 +278,7 @@ class Reader:
             warn_of_ranks(self._passes)
         return self._shown(self._start())
 
-    def to_reader(self) -> pa.RecordBatchReader:
+    def to_arrow_reader(self) -> pa.RecordBatchReader:
         """Starts a pass, as `iter(reader)` does, and yields its batches as Arrow record batches (extra `arrow`).
 
         Each record batch equals the result of `to_arrow` and shares the memory of its batch. It is made when the
@@ -302,7 +302,7 @@ class Reader:
         Example:
             >>> import fastpipe
             >>> reader = fastpipe.read_avro("data/*.avro", columns=["label", "age"], batch_size=1024)
-            >>> [batch.num_rows for batch in reader.to_reader()]
+            >>> [batch.num_rows for batch in reader.to_arrow_reader()]
             [1024, 1024, 1024, 1024, 1024, 1024]
             >>> import pyarrow as pa
             >>> pa.table(reader)["age"].null_count
@@ -314,7 +314,7 @@ class Reader:
         if requested_schema is None:
             return arrow_streams(self).stream_capsule()
         # Uses pyarrow to cast to the requested types.
-        return self.to_reader().__arrow_c_stream__(requested_schema)
+        return self.to_arrow_reader().__arrow_c_stream__(requested_schema)
 
     def __arrow_c_schema__(self) -> object:
         return arrow_streams(self).schema_capsule()

@@ -73,7 +73,7 @@ def tables_of(
         read = read_parquet if parquet else read_arrow
         reader = read(files, columns=columns, batch_size=batch_size, **order)
         _check_kept(schema, schema_of(reader.features))
-        return Tables(schema, sum(units.rows), lambda: _Closing(reader, _cast(reader.to_reader(), schema)))
+        return Tables(schema, sum(units.rows), lambda: _Closing(reader, _cast(reader.to_arrow_reader(), schema)))
     units = units.select(list(dict.fromkeys(_root(whole, name) for name in names)))
     return Tables(schema, sum(units.rows), lambda: nullcontext(_of_units(units, names, schema)))
 

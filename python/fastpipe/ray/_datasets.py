@@ -30,7 +30,7 @@ def dataset(reader: Reader, *, epoch: int = 0, num_blocks: int | None = None, **
     on another cluster. To ensure this, the dataset sets `preserve_order` in its own context, which derived datasets
     copy. Operations of Ray Data may still change the order.
 
-    Rows have the Arrow types and schema of `Reader.to_reader`. `iter_batches(batch_format="pyarrow")` yields them
+    Rows have the Arrow types and schema of `Reader.to_arrow_reader`. `iter_batches(batch_format="pyarrow")` yields them
     unchanged.
 
     Args:
