@@ -173,10 +173,6 @@ class RemoteData:
         """Returns zero and no columns, since this process decodes nothing."""
         return 0.0, []
 
-    def default_window(self, batch_size: int) -> int | None:
-        """Returns None, so that the servers' default applies."""
-        return None
-
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteData, self._args
 
