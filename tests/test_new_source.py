@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PATCH = Path(__file__).with_name("toy_source") / "rust.patch"
 
-# Maximum number of lines added to existing files: members and dependencies of the workspace, one line or one class in each
-# of the bindings and stubs, and a line that says what may import the source.
+# Maximum number of lines added to existing files: members and dependencies of the workspace, one line or one class in
+# each of the bindings and stubs, and a line that says what may import the source.
 LISTS = {
     "Cargo.toml": 2,
     "rust/fastpipe-python/Cargo.toml": 1,

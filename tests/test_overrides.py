@@ -252,7 +252,7 @@ def test_specs_that_fastpipe_wrote(tmp_path: Path) -> None:
     """Overrides change the specs in the metadata of a file or table. Only the others are used."""
     specs = {"x": DenseSpec((), "int64", on_null="mask"), "y": DenseSpec((), "float32")}
     written = fastpipe.from_arrow(pa.table({"x": [1, None], "y": [1.5, 2.5]}), features=specs, batch_size=2)
-    table = written.to_reader().read_all()
+    table = written.to_arrow_reader().read_all()
     path = tmp_path / "table.parquet"
     pytest.importorskip("pyarrow.parquet").write_table(table, path)
     overrides = {"x": DenseSpec((), "int64", fill=-1)}

@@ -189,7 +189,7 @@ def _reader(settings: Settings, table: Any, request: FeatureRequest) -> Reader:
     if (wanted := request.features) is None:
         wanted = _known(table, request.columns)
     if isinstance(table, Reader):
-        table = table.to_reader()
+        table = table.to_arrow_reader()
     if request.overrides:
         table = _rereadable(table)
     data = TableData(table, wanted, request.columns if wanted is None else None)

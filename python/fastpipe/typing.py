@@ -6,11 +6,10 @@ Functions and methods of fastpipe create the objects; programs name the types in
 from __future__ import annotations
 
 from fastpipe._reader.growth import Growth
+from fastpipe._reader.locations import Location, RowLocation
 from fastpipe._reader.options import Options
 from fastpipe._reader.partitions import Partition
 from fastpipe._reader.rebatch import Rebatcher
-from fastpipe._tables import RowLocation
-from fastpipe.avro import Location
 from fastpipe.batch import Batch
 from fastpipe.specs import Features
 from fastpipe.statistics import Description, FeatureStatistics

@@ -41,9 +41,9 @@ class OrderOptions(TypedDict, total=False):
             shuffling): each rank reads whole windows, or ranges of the same length. `"block"` (the default with
             `"block"` and `"buffer"`): each rank reads every `world_size`-th unit, in a separate order. `"batch"`: at
             each step the ranks together read the next `world_size` batches, so each rank opens nearly all units.
-        on_uneven: How to handle batches that can't be divided evenly among the ranks. `"drop"` (the default) drops them:
-            fewer than the number of ranks or, with `shard_by="block"`, all batches that a rank has in excess of the
-            smallest rank. `"pad"` repeats rows, so that all ranks get equally many full batches. It adds an entry
+        on_uneven: How to handle batches that can't be divided evenly among the ranks. `"drop"` (the default) drops
+            them: fewer than the number of ranks or, with `shard_by="block"`, all batches that a rank has in excess of
+            the smallest rank. `"pad"` repeats rows, so that all ranks get equally many full batches. It adds an entry
             `"valid"`, a bool array [batch_size] that is False for repeated rows. `"allow"` gives some ranks more
             batches, so a program that synchronizes all ranks at each step will hang. With one rank nothing is dropped.
     """

@@ -51,7 +51,8 @@ def dataset_part(data: Dataset, ordering: Ordering, partition: Partition) -> Dat
     _check(ordering)
     if not isinstance(partition, Partition):
         raise TypeError(
-            f"partition must be a fastpipe.typing.Partition; got {type(partition).__name__}. From JSON: Partition(*values)"
+            f"partition must be a fastpipe.typing.Partition; got {type(partition).__name__}."
+            " From JSON: Partition(*values)"
         )
     if partition.digest != _digest(data):
         raise StateError(f"the partition does not belong to this reader: {data.words.other_digest}")

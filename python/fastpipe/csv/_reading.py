@@ -339,11 +339,11 @@ def read_csv(
             "string" or "bytes"; `VocabularySpec` or `HashSpec` to read text as indices. A spec's `field` names the
             column, if it differs from the feature's name.
         columns: The names of inferred columns to read, instead of `features`: a list, or one name as a string. By
-            default, all columns are read. Types are inferred from all rows up to 16 MiB, or else from 64 chunks spread over the files: bool, int64, uint64,
-            float64 (NaN for null), datetime64 in days, us or ns (NaT for null), or strings. Numbers with leading zeros,
-            and integers that would be rounded, are strings. Integers and bools are masked if any row of the files has a
-            null in that column. Columns without any value are float64. If a later field has another type,
-            `ValueRangeError` gives its location and the argument to pass.
+            default, all columns are read. Types are inferred from all rows up to 16 MiB, or else from 64 chunks spread
+            over the files: bool, int64, uint64, float64 (NaN for null), datetime64 in days, us or ns (NaT for null), or
+            strings. Numbers with leading zeros, and integers that would be rounded, are strings. Integers and bools are
+            masked if any row of the files has a null in that column. Columns without any value are float64. If a later
+            field has another type, `ValueRangeError` gives its location and the argument to pass.
         overrides: Specs that replace the inferred specs of some of these columns, by name. Not allowed with `features`.
             Defaults to None: all specs are inferred.
         batch_size: Number of rows per batch.

@@ -181,7 +181,9 @@ _GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The workers of a pool by their state. `fastpipe.leases.Ledger(url, job).status()` returns the progress of the job.
+    """The workers of a pool by their state.
+
+    `fastpipe.leases.Ledger(url, job).status()` returns the progress of the job.
 
     Attributes:
         pending: Names of the workers that Ray hasn't started yet.

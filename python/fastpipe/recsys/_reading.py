@@ -258,8 +258,8 @@ def read_interactions(
             `reader.seed` returns.
         shuffle: True (the default) or `"window"` shuffles rows in windows of `shuffle_buffer` rows, each a uniform
             permutation. False reads users in order of their indices, and each positive before its negatives.
-            `fastpipe.typing.Options` describes the other orders; their units are shards of 32,000 positives, or more in large
-            datasets.
+            `fastpipe.typing.Options` describes the other orders; their units are shards of 32,000 positives, or more in
+            large datasets.
         shuffle_buffer: The number of rows of a window, pool or buffer, rounded up to whole batches. Defaults to all
             rows of an epoch, up to 2^31, so that the epoch is one uniform permutation. If that exceeds `memory_limit`,
             the error message gives the largest value that fits.

@@ -98,7 +98,8 @@ class Spec:
     def _lower(self) -> Lowered:
         """Returns plain values for Rust.
 
-        They are the kind, shape (-1 for None), dtype, on_null, fill, pad, layout, check_indices, field, length and scale.
+        They are the kind, shape (-1 for None), dtype, on_null, fill, pad, layout, check_indices, field, length and
+        scale.
         """
         shape = tuple(-1 if size is None else size for size in self.shape)
         layout, check = getattr(self, "layout", ""), getattr(self, "check_indices", True)

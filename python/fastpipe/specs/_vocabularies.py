@@ -424,7 +424,7 @@ def report_unknown_keys(features: Features) -> None:
     named = [name for name, spec in features.items() if isinstance(spec, VocabularySpec) and spec.on_unknown == "drop"]
     if named:
         report(
-            f'on_unknown="drop" omits the keys of {", ".join(map(repr, named))} that are not in the vocabulary. Decoding '
-            "doesn't count them, which would cost time for each key. "
+            f'on_unknown="drop" omits the keys of {", ".join(map(repr, named))} that are not in the vocabulary.'
+            " Decoding doesn't count them, which would cost time for each key. "
             'on_unknown="bucket" keeps them, with an index that you can count'
         )

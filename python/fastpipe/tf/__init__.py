@@ -43,7 +43,8 @@ def dataset(
     - For strings and bytes, tensors of dtype `tf.string`, which TensorFlow copies to its own objects.
     - With `on_uneven="pad"`, the additional key `valid`, a bool tensor `[rows]`.
 
-    With `drop_last=True` and with `on_uneven="pad"`, `rows` is known in advance. Otherwise it is None in `element_spec`.
+    With `drop_last=True` and with `on_uneven="pad"`, `rows` is known in advance. Otherwise it is None in
+    `element_spec`.
 
     TensorFlow doesn't add its usual `prefetch`, so the reader's state is the state after the last batch. (It does add
     one to a `map`, unless `options.experimental_optimization.map_parallelization` is False.)
@@ -68,8 +69,8 @@ def dataset(
         TypeError: If `reader` isn't a reader.
         ValueError: If a sparse feature has `layout="csr"`, the reader has `progress=True`, or it can't be divided. A
             shuffled reader needs a seed to be divided, since each input pipeline creates its own reader.
-        FastpipeError: If a feature has `on_null="mask"` and the reader's next batch, which determines the masks, can't be
-            read.
+        FastpipeError: If a feature has `on_null="mask"` and the reader's next batch, which determines the masks, can't
+            be read.
 
     An error while reading fails the `next` that encounters it, and ends the iteration. It is raised as
     `tf.errors.InvalidArgumentError` if fastpipe raises `ValueError`, as `tf.errors.NotFoundError` for a missing file,

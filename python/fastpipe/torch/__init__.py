@@ -82,8 +82,8 @@ def dataset(
 
         DataLoader(fastpipe.torch.dataset(reader), batch_size=None, pin_memory=True)
 
-    With several ranks, all ranks get the same number of batches, as the reader's `on_uneven` specifies. The workers of a
-    rank divide its batches among themselves without changing their number. (With `shuffle="block"` and `"buffer"`,
+    With several ranks, all ranks get the same number of batches, as the reader's `on_uneven` specifies. The workers of
+    a rank divide its batches among themselves without changing their number. (With `shuffle="block"` and `"buffer"`,
     workers divide units instead, and each worker may add a short last batch.) The processors are divided among the
     workers. Workers decode into memory that the training process has mapped, so batches aren't copied unless the loader
     has a `collate_fn`.
