@@ -97,8 +97,8 @@ def test_other_calls_name_the_argument(path: str) -> None:
     for call, match in (
         (lambda: fastpipe.infer_features(path, columns=[1]), "columns must be a list of"),
         (lambda: fastpipe.avro.AvroFile(3), "path must be the path of a file, bytes or a binary file object; got 3"),
-        (lambda: fastpipe.typing.Rebatcher([], 4, drop_last="no"), "drop_last must be True or False"),
-        (lambda: fastpipe.typing.Rebatcher([], 4, copy=1), "copy must be True or False"),
+        (lambda: fastpipe.Rebatcher([], 4, drop_last="no"), "drop_last must be True or False"),
+        (lambda: fastpipe.Rebatcher([], 4, copy=1), "copy must be True or False"),
         (
             lambda: fastpipe.recsys.read_interactions(arrays, batch_size=2, num_negatives=1, repeats="no"),
             "repeats must be True or False",
@@ -140,9 +140,9 @@ def test_reprs_are_short(path: str) -> None:
         reader.close()
         assert repr(closed) == "<fastpipe pass: 0 of 3 batches yielded, epoch 1, closed>"
         plain = reader.rebatch(5)
-        assert repr(plain) == "<fastpipe.typing.Rebatcher: batch_size=5>"
-        mixed = fastpipe.typing.Rebatcher([], 5, shuffle_buffer=100, seed=3, epoch=2)
-        assert repr(mixed) == "<fastpipe.typing.Rebatcher: batch_size=5, shuffle_buffer=100, seed=3, epoch=2>"
+        assert repr(plain) == "<fastpipe.Rebatcher: batch_size=5>"
+        mixed = fastpipe.Rebatcher([], 5, shuffle_buffer=100, seed=3, epoch=2)
+        assert repr(mixed) == "<fastpipe.Rebatcher: batch_size=5, shuffle_buffer=100, seed=3, epoch=2>"
         for thing in (reader, fastpipe.avro.AvroFile(path), candidates, plain, reader.batch_at(0)["clicks"]):
             assert len(repr(thing)) < 300
             assert not re.search(r"0x[0-9a-f]{6}", repr(thing))

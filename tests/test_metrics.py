@@ -505,7 +505,7 @@ def test_scalars_of_several_readers() -> None:
 # --- mistakes ---
 
 
-@pytest.mark.parametrize("wrong", [1, None, "train", [], fastpipe.typing.Rebatcher([], 2)], ids=repr)
+@pytest.mark.parametrize("wrong", [1, None, "train", [], fastpipe.Rebatcher([], 2)], ids=repr)
 def test_arguments_that_are_not_readers_are_refused(wrong: Any) -> None:
     for readers in (wrong, {"train": numbers(), "other": wrong}):
         with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader; got"):

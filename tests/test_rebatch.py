@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 import fastpipe
 import order_model
-from fastpipe import Masked, Ragged, Sparse, Strings
+from fastpipe import Masked, Ragged, Rebatcher, Sparse, Strings
 from fastpipe.batch import SparseCSR
-from fastpipe.typing import Rebatcher
 from processes import together
 
 
@@ -402,7 +401,7 @@ def test_a_large_buffer_uses_no_more_memory_than_the_data() -> None:
 @pytest.mark.parametrize("buffer", [0, 50])
 def test_arrays_with_waiting_rows_are_not_resized(buffer: int, width: int) -> None:
     array = np.ones((100, width))
-    batches = fastpipe.typing.Rebatcher([{"x": array}, {"x": np.zeros((40, width))}], 10, shuffle_buffer=buffer, seed=1)
+    batches = fastpipe.Rebatcher([{"x": array}, {"x": np.zeros((40, width))}], 10, shuffle_buffer=buffer, seed=1)
     next(batches)
     with pytest.raises(ValueError, match="resize"):
         array.resize((1, 1), refcheck=False)

@@ -14,6 +14,7 @@ from fastpipe import units as units
 from fastpipe._arrow import to_arrow as to_arrow
 from fastpipe._fastpipe import __version__ as __version__
 from fastpipe._reader.reader import Reader as Reader
+from fastpipe._reader.rebatch import Rebatcher as Rebatcher
 from fastpipe._tables import from_arrays as from_arrays
 from fastpipe._tables import from_arrow as from_arrow
 from fastpipe.avro import infer_features as infer_features

@@ -9,7 +9,6 @@ from fastpipe._reader.growth import Growth
 from fastpipe._reader.locations import Location, RowLocation
 from fastpipe._reader.options import Options
 from fastpipe._reader.partitions import Partition
-from fastpipe._reader.rebatch import Rebatcher
 from fastpipe.batch import Batch
 from fastpipe.specs import Features
 from fastpipe.statistics import Description, FeatureStatistics
@@ -24,7 +23,6 @@ __all__ = [
     "Location",
     "Options",
     "Partition",
-    "Rebatcher",
     "RowLocation",
     "ShuffleReport",
 ]

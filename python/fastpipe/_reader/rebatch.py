@@ -70,7 +70,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
         >>> import numpy as np
         >>> import fastpipe
         >>> pieces = ({"x": np.arange(n, n + 3)} for n in range(0, 9, 3))
-        >>> [batch["x"].tolist() for batch in fastpipe.typing.Rebatcher(pieces, batch_size=4)]
+        >>> [batch["x"].tolist() for batch in fastpipe.Rebatcher(pieces, batch_size=4)]
         [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     """
 
@@ -113,7 +113,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
 
     def __repr__(self) -> str:
         shuffled = f", shuffle_buffer={self._shuffle_buffer}, seed={self._seed}, epoch={self._epoch}"
-        return f"<fastpipe.typing.Rebatcher: batch_size={self._batch_size}{shuffled if self._shuffle_buffer else ''}>"
+        return f"<fastpipe.Rebatcher: batch_size={self._batch_size}{shuffled if self._shuffle_buffer else ''}>"
 
     def __iter__(self) -> Self:
         return self
