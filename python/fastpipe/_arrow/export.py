@@ -7,29 +7,29 @@ strings. The following arrays are copied because their layouts differ:
 - the indices of `Sparse`, because Arrow stores each dimension separately (a one-dimensional `SparseCSR` is shared);
 - dates, which Arrow stores in 32 bits, and times in units that Arrow doesn't support;
 - integers whose spec has a scale, which are converted to wider Arrow decimals;
-- arrays that aren't C-contiguous or aligned, or have the other byte order.
+- arrays that aren't C-contiguous or have the other byte order.
 
 Arrow buffers keep the NumPy arrays alive, and the arrays keep the reader's memory alive. So a record batch outlives the
 batch, the pass and the reader. Later writes into the arrays change the record batch.
 
-Readers are Arrow streams. The extension module creates all Arrow arrays, over the memory of NumPy arrays or of a pass's
-batches, and exports them through Arrow's C data interface. So pyarrow is needed only for pyarrow objects. Sparse
-columns are read as `SparseCSR`, which is Arrow's layout, even if the reader's batches have the layout "coo".
+Readers are Arrow streams. The extension module creates record batches over the memory of a pass's batches and exports
+them through Arrow's C data interface. So pyarrow is needed only for pyarrow objects. Sparse columns are read as
+`SparseCSR`, which is Arrow's layout, even if the reader's batches have the layout "coo".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastpipe._arguments import shown
 from fastpipe._arrow.schema import VALID, checked_name, integers_of, metadata_of, require_pyarrow, schema_of
-from fastpipe._fastpipe import ArrowArray, ArrowBatches, Pass
+from fastpipe._fastpipe import ArrowBatches, Pass
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
-from fastpipe.errors import MalformedFileError
 from fastpipe.specs import Features, Spec
 
 if TYPE_CHECKING:
@@ -68,14 +68,6 @@ def _decimals(array: pa.Array, kind: Any) -> pa.Array:
     return pa.Array.from_buffers(kind, len(array), [bitmap, pa.py_buffer(words)])
 
 
-# Formats of types in Arrow's C data interface.
-_NUMBERS = {
-    (kind, 2**i): format
-    for kind, formats in {"i": "csil", "u": "CSIL", "f": " efg", "b": "b"}.items()
-    for i, format in enumerate(formats)
-}
-_DATE, _TEXT, _BINARY = "tdD", "U", "Z"
-
 _TIMES = ("s", "ms", "us", "ns")
 # The Arrow units to which other units are converted.
 _DATES = ("Y", "M", "W", "D")
@@ -97,9 +89,9 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     Columns whose spec has a scale are converted to decimals of that scale.
 
     Only arrays with a different layout in Arrow are copied: bools and masks, indices of `Sparse`, dates, decimals, and
-    arrays that aren't C-contiguous or aligned, or have the other byte order. All other arrays are shared, so writing
-    into the batch's arrays later changes the record batch. `NaT` is converted to null, and so is NaN in columns whose
-    spec has `fill=nan`. The `dense_shape` of sparse columns is not stored; their specs have it.
+    arrays that aren't C-contiguous or have the other byte order. All other arrays are shared, so writing into the
+    batch's arrays later changes the record batch. `NaT` is converted to null, and so is NaN in columns whose spec has
+    `fill=nan`. The `dense_shape` of sparse columns is not stored; their specs have it.
 
     Args:
         batch: A batch of a reader, or a similar dict from name to array or form. All columns must have the same number
@@ -126,27 +118,14 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
         clicked_items: large_list<item: int64>
           child 0, item: int64
     """
-    pa = require_pyarrow()
+    require_pyarrow()
     if not isinstance(batch, Mapping):
         raise TypeError(f"a batch must be a dict from column name to array; got {shown(batch)}")
     if features is None:
-        return pa.record_batch(table_of(batch))
+        return _record_batch(batch, None, Features())
     specs = Features(features)
     schema = schema_of(specs, valid=VALID in batch and VALID not in specs)
-    if batch.keys() != set(schema.names):
-        missing = sorted(set(schema.names) - batch.keys())
-        problem = f"lacks {missing}" if missing else f"also has {[name for name in batch if name not in schema.names]}"
-        raise ValueError(f"the columns of the batch don't match features: it {problem}")
-    null_nans = {name for name, spec in specs.items() if spec._nan_is_null}
-    forms = {name: _with_nulls(batch[name]) if name in null_nans else batch[name] for name in schema.names}
-    integers, arrays = integers_of(specs), []
-    for field, array in zip(schema, pa.record_batch(table_of(forms)).columns, strict=True):
-        if array.type == integers.get(field.name):
-            array = with_decimals(array, field.type)
-        if array.type != field.type:
-            raise TypeError(f"column {field.name!r} has Arrow type {array.type}, but its spec requires {field.type}")
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return _record_batch(batch, schema, specs)
 
 
 def form_to_arrow(form: Any) -> pa.Array:
@@ -157,25 +136,35 @@ def form_to_arrow(form: Any) -> pa.Array:
         TypeError: If the form has a dtype that Arrow doesn't support.
         ValueError: If the parts of the form are inconsistent.
     """
-    return require_pyarrow().array(_column(form, type(form).__name__))
+    require_pyarrow()
+    return _column(form, type(form).__name__)
 
 
-def table_of(batch: Mapping[str, Any]) -> ArrowArray:
-    """Returns the columns of a batch as an Arrow struct over the same memory. Doesn't need pyarrow.
-
-    Raises:
-        TypeError: If a column has the wrong type (see `to_arrow`).
-        ValueError: If the columns are inconsistent, or Arrow doesn't support a name.
-    """
-    columns: list[tuple[str, ArrowArray]] = []
-    for name, form in batch.items():
-        where = f"column {checked_name(name)!r}"
+def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, specs: Features) -> pa.RecordBatch:
+    pa = require_pyarrow()
+    integers = integers_of(specs)
+    names = list(batch) if schema is None else schema.names
+    if schema is not None and batch.keys() != set(names):
+        missing, others = sorted(set(names) - batch.keys()), [name for name in batch if name not in names]
+        problem = f"lacks {missing}" if missing else f"also has {others}"
+        raise ValueError(f"the columns of the batch don't match features: it {problem}")
+    # Accessing types one by one takes as long as all other work for a column.
+    types = [None] * len(names) if schema is None else schema.types
+    arrays: list[Any] = []
+    for name, kind in zip(names, types, strict=True):
+        where = f"column {(checked_name(name) if schema is None else name)!r}"
+        form = _with_nulls(batch[name]) if name in specs and specs[name]._nan_is_null else batch[name]
         array = _column(form, where)
-        if columns and len(array) != len(columns[0][1]):
-            first, other = columns[0]
-            raise ValueError(f"column {first!r} has {len(other)} rows, but {where} has {len(array)}")
-        columns.append((name, array))
-    return ArrowArray("+s", len(columns[0][1]) if columns else 0, [None], columns)
+        if name in integers and array.type == integers[name]:
+            array = with_decimals(array, kind)
+        if kind is not None and array.type != kind:
+            raise TypeError(f"{where} has Arrow type {array.type}, but its spec requires {kind}")
+        if arrays and len(array) != len(arrays[0]):
+            raise ValueError(f"column {names[0]!r} has {len(arrays[0])} rows, but {where} has {len(array)}")
+        arrays.append(array)
+    if schema is None:
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _with_nulls(form: Any) -> Any:
@@ -194,12 +183,15 @@ def _with_nulls(form: Any) -> Any:
     return form
 
 
-def _column(node: Any, where: str) -> ArrowArray:
-    """Returns a form as a valid array: offsets are in order, and strings are UTF-8."""
+def _column(node: Any, where: str) -> pa.Array:
+    """Returns a form as a validated array: offsets must be in order, and strings must be UTF-8."""
+    invalid = require_pyarrow().ArrowInvalid
     try:
-        return _array(node, where)
-    except MalformedFileError as error:
+        array = _array(node, where)
+        array.validate(full=True)
+    except invalid as error:
         raise ValueError(f"{where}: {error}") from None
+    return array
 
 
 class _Masks:
@@ -227,13 +219,19 @@ class _Masks:
             if valid.shape != shape[:depth]:
                 raise ValueError(f"{self._where}: a mask of shape {valid.shape} doesn't fit values of shape {shape}")
 
-    def bitmap(self, depth: int) -> np.ndarray | None:
+    def bitmap(self, depth: int) -> pa.Buffer | None:
         valid = self._masks.get(depth)
-        return None if valid is None else np.packbits(valid, bitorder="little")
+        return None if valid is None else _buffer(np.packbits(valid, bitorder="little"))
 
 
-def _array(node: Any, where: str) -> ArrowArray:
+def _array(node: Any, where: str) -> pa.Array:
     """Returns a column, or one level of it, as an Arrow array with the same number of rows."""
+    if type(node) is np.ndarray and node.ndim == 1 and node.flags.c_contiguous:
+        # A fast path for plain numbers: the code below takes longer than decoding many a batch.
+        number = _number(node.dtype)
+        if number is not None:
+            pa = require_pyarrow()
+            return pa.Array.from_buffers(number, len(node), [None, pa.py_buffer(node)])
     masks = _Masks(where)
     while isinstance(node, Masked):
         masks.add(node.valid)
@@ -251,11 +249,20 @@ def _array(node: Any, where: str) -> ArrowArray:
             f"{where} is {_described(node)}: only NumPy arrays and fastpipe's array types can be converted to Arrow"
         )
     for depth in range(len(shape) - 1, 0, -1):
-        array = ArrowArray(f"+w:{shape[depth]}", math.prod(shape[:depth]), [masks.bitmap(depth)], [("item", array)])
+        kind = require_pyarrow().list_(array.type, shape[depth])
+        array = _from_buffers(kind, math.prod(shape[:depth]), [masks.bitmap(depth)], [array])
     return array
 
 
-def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...], ArrowArray]:
+@cache
+def _number(dtype: np.dtype[Any]) -> pa.DataType | None:
+    """Returns Arrow's type for numbers that have the same layout in NumPy."""
+    if dtype.kind in "iuf" and dtype.itemsize <= 8 and dtype.isnative:
+        return require_pyarrow().from_numpy_dtype(dtype)
+    return None
+
+
+def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...], pa.Array]:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{where} is a NumPy MaskedArray: use fastpipe.Masked(values.data, ~values.mask)")
     if array.ndim == 0:
@@ -269,20 +276,21 @@ def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...
         kind, array = _times(array, where)
     elif array.dtype.kind in "biuf" and array.dtype.itemsize <= 8:
         array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
-        kind = _NUMBERS[array.dtype.kind, array.dtype.itemsize]
+        kind = require_pyarrow().from_numpy_dtype(array.dtype)
     else:
         raise TypeError(f"{where} has dtype {array.dtype}, which Arrow doesn't support{_hint(array.dtype)}")
     masks.check(shape)
     data = np.packbits(array, bitorder="little") if array.dtype == np.bool_ else array
-    return shape, ArrowArray(kind, array.size, [masks.bitmap(depth), np.ascontiguousarray(data)])
+    return shape, _from_buffers(kind, array.size, [masks.bitmap(depth), _buffer(data)])
 
 
 def _hint(dtype: np.dtype[Any]) -> str:
     return ": convert it to fastpipe.Strings" if dtype.kind in "SUTO" else ""
 
 
-def _times(array: np.ndarray, where: str) -> tuple[str, np.ndarray]:
+def _times(array: np.ndarray, where: str) -> tuple[pa.DataType, np.ndarray]:
     """Returns Arrow's type for dates and times, and integers in its unit."""
+    pa = require_pyarrow()
     unit, _ = np.datetime_data(array.dtype)
     if array.dtype.kind == "M" and unit in _DATES:
         days = _converted(array, "datetime64[D]", where).view(np.int64)
@@ -290,12 +298,13 @@ def _times(array: np.ndarray, where: str) -> tuple[str, np.ndarray]:
         days = np.where(np.isnat(array), 0, days)
         if days.size and not -(2**31) <= days.min() <= days.max() < 2**31:
             raise ValueError(f"{where} has dates that don't fit Arrow dates, which count days in 32 bits")
-        return _DATE, days.astype(np.int32)
+        return pa.date32(), days.astype(np.int32)
     if unit in _LONG:
         unit = "s"
     if unit not in _TIMES:
         raise TypeError(f"{where} has dtype {array.dtype}: Arrow supports the units s, ms, us and ns")
-    kind, wanted = (f"ts{unit[0]}:", "datetime64") if array.dtype.kind == "M" else (f"tD{unit[0]}", "timedelta64")
+    kind = pa.timestamp(unit) if array.dtype.kind == "M" else pa.duration(unit)
+    wanted = "datetime64" if array.dtype.kind == "M" else "timedelta64"
     return kind, _converted(array, f"{wanted}[{unit}]", where).view(np.int64)
 
 
@@ -311,29 +320,30 @@ def _converted(array: np.ndarray, dtype: str, where: str) -> np.ndarray:
     return converted
 
 
-def _strings(node: Strings, masks: _Masks, where: str) -> tuple[tuple[int, ...], ArrowArray]:
-    shape = node.shape
-    values: Any = node.values  # A caller may have passed another type.
+def _strings(node: Strings, masks: _Masks, where: str) -> tuple[tuple[int, ...], pa.Array]:
+    pa = require_pyarrow()
+    shape, values = node.shape, node.values
     masks.check(shape)
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim != 1:
         raise TypeError(f"{where}: the bytes of Strings must be one-dimensional uint8; got {_described(values)}")
+    kind = pa.large_binary() if node.binary else pa.large_string()
     entries = math.prod(shape)
     offsets = _offsets(node.offsets, where)
     if len(offsets) != entries + 1:
         raise ValueError(f"{where}: {entries} strings must have {entries + 1} offsets; got {len(offsets)}")
-    buffers = [masks.bitmap(len(shape)), offsets, np.ascontiguousarray(values)]
-    return shape, ArrowArray(_BINARY if node.binary else _TEXT, entries, buffers)
+    return shape, _from_buffers(kind, entries, [masks.bitmap(len(shape)), _buffer(offsets), _buffer(values)])
 
 
-def _ragged(node: Ragged, masks: _Masks, where: str) -> tuple[tuple[int], ArrowArray]:
+def _ragged(node: Ragged, masks: _Masks, where: str) -> tuple[tuple[int], pa.Array]:
     offsets = _offsets(node.offsets, where)
     rows = len(offsets) - 1
     masks.check((rows,))
     return (rows,), _lists(offsets, _array(node.values, where), masks.bitmap(1))
 
 
-def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[int], ArrowArray]:
+def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[int], pa.Array]:
     """Returns a struct with one list per dimension and one for the values, all with the same offsets."""
+    pa = require_pyarrow()
     indices: Any = node.indices  # Users may pass any type.
     if not isinstance(indices, np.ndarray) or indices.dtype.kind not in "iu" or indices.ndim not in (1, 2):
         raise TypeError(f"{where}: sparse indices must be integers with one row per entry; got {_described(indices)}")
@@ -353,8 +363,9 @@ def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[
     parts["values"] = _array(node.values, where)
     if len(parts["values"]) != len(indices):
         raise ValueError(f"{where} has {len(indices)} sparse indices, but {len(parts['values'])} values")
-    lists = [(name, _lists(offsets, part)) for name, part in parts.items()]
-    return (rows,), ArrowArray("+s", rows, [masks.bitmap(1)], lists)
+    lists = {name: _lists(offsets, part) for name, part in parts.items()}
+    kind = pa.struct([(name, part.type) for name, part in lists.items()])
+    return (rows,), _from_buffers(kind, rows, [masks.bitmap(1)], list(lists.values()))
 
 
 def _row_offsets(of: np.ndarray, rows: int, where: str) -> np.ndarray:
@@ -366,8 +377,9 @@ def _row_offsets(of: np.ndarray, rows: int, where: str) -> np.ndarray:
     return np.searchsorted(of, np.arange(rows + 1)).astype(np.int64, copy=False)
 
 
-def _lists(offsets: np.ndarray, items: ArrowArray, bitmap: np.ndarray | None = None) -> ArrowArray:
-    return ArrowArray("+L", len(offsets) - 1, [bitmap, offsets], [("item", items)])
+def _lists(offsets: np.ndarray, items: pa.Array, bitmap: pa.Buffer | None = None) -> pa.Array:
+    kind = require_pyarrow().large_list(items.type)
+    return _from_buffers(kind, len(offsets) - 1, [bitmap, _buffer(offsets)], [items])
 
 
 def _offsets(offsets: Any, where: str) -> np.ndarray:
@@ -376,7 +388,18 @@ def _offsets(offsets: Any, where: str) -> np.ndarray:
         raise TypeError(f"{where}: offsets must be one-dimensional integers; got {_described(offsets)}")
     if not len(offsets):
         raise ValueError(f"{where}: offsets must have one entry more than there are rows; got an empty array")
-    return np.ascontiguousarray(offsets, np.int64)
+    return np.asarray(offsets, np.int64)
+
+
+def _from_buffers(
+    kind: pa.DataType, length: int, buffers: list[pa.Buffer | None], children: list[pa.Array] | None = None
+) -> pa.Array:
+    return require_pyarrow().Array.from_buffers(kind, length, buffers, children=children)
+
+
+def _buffer(array: np.ndarray) -> pa.Buffer:
+    """Returns a buffer over an array's memory, or over a copy if the array isn't contiguous."""
+    return require_pyarrow().py_buffer(np.ascontiguousarray(array))
 
 
 def _described(node: Any) -> str:
