@@ -423,4 +423,4 @@ def test_any_mask_over_fixed_shapes(rows: list[Any]) -> None:
 
 def test_the_package_names_the_forms() -> None:
     for name in ("Masked", "Ragged", "Sparse", "SparseCSR", "Strings"):
-        assert getattr(fastpipe, name).__name__ == name
+        assert getattr(fastpipe.batch, name).__name__ == name

@@ -91,9 +91,11 @@ def test_examples(example: Documented, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_all_public_functions_and_classes_have_an_example() -> None:
+    topics = [getattr(fastpipe, name) for name in dir(fastpipe) if inspect.ismodule(getattr(fastpipe, name))]
+    named = [(name, getattr(module, name)) for module in (fastpipe, *topics) for name in getattr(module, "__all__", ())]
+    assert {"read_avro", "Interactions", "SqlPlan", "Server"} <= dict(named).keys()
     without = set()
-    for name in fastpipe.__all__:
-        public = getattr(fastpipe, name)
+    for name, public in named:
         error = inspect.isclass(public) and issubclass(public, (Exception, Warning))
         described = (inspect.isclass(public) or inspect.isfunction(public)) and not error
         if described and ">>> " not in (inspect.getdoc(public) or ""):
@@ -104,8 +106,8 @@ def test_all_public_functions_and_classes_have_an_example() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("torch.IterableDataset", "torch.DataLoader", "torch.collate", "torch.item_rng", "torch.worker_info"),
-        *("jax.iterator", "tf.dataset", "tf.parse_avro", "cuda.fill", "xgboost.DataIter", "service.Server"),
+        *("torch.dataset", "torch.DataLoader", "torch.collate", "torch.item_rng", "torch.worker_info"),
+        *("jax.iterator", "tf.dataset", "tf.parse_avro", "cuda.fill", "xgboost.data_iter", "service.Server"),
         *("metrics.prometheus", "metrics.opentelemetry", "metrics.Scalars"),
         *("ray.dataset", "ray.shard", "ray.serve", "ray.LeaseWorkers"),
     ],
@@ -120,7 +122,7 @@ def test_only_the_example_for_ray_train_is_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["batch_at", "load_state_dict", "locate", "shard", "partition", "lease", "state_dict", "to_reader"]
+    "method", ["batch_at", "load_state_dict", "locate", "shard", "partition", "lease", "state_dict", "to_arrow_reader"]
 )
 def test_methods_of_readers_have_an_example(method: str) -> None:
     assert ">>> " in (inspect.getdoc(getattr(fastpipe.Reader, method)) or "")

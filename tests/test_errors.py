@@ -36,7 +36,7 @@ WHERE = {"path": "a.avro", "block": 3, "offset": 512, "record": 7, "feature": "x
 
 @pytest.mark.parametrize("name", BUILTINS)
 def test_errors_inherit_from_builtins(name: str) -> None:
-    cls = getattr(fastpipe, name)
+    cls = getattr(errors, name)
     assert issubclass(cls, fastpipe.FastpipeError)
     assert issubclass(cls, BUILTINS[name])
     assert cls.__doc__
@@ -48,21 +48,21 @@ def test_every_error_is_named() -> None:
 
 @pytest.mark.parametrize("name", BUILTINS)
 def test_errors_have_a_location(name: str) -> None:
-    error = getattr(fastpipe, name)("feature 'x': too long (file a.avro, block 3)", **WHERE)
+    error = getattr(errors, name)("feature 'x': too long (file a.avro, block 3)", **WHERE)
     assert str(error) == "feature 'x': too long (file a.avro, block 3)"
     assert {key: getattr(error, key) for key in WHERE} == WHERE
 
 
 @pytest.mark.parametrize("name", BUILTINS)
 def test_unknown_attributes_are_none(name: str) -> None:
-    error = getattr(fastpipe, name)("too long")
+    error = getattr(errors, name)("too long")
     assert error.reason == str(error) == "too long"
     assert all(getattr(error, key) is None for key in WHERE if key != "reason")
 
 
 @pytest.mark.parametrize("name", BUILTINS)
 def test_pickled_and_copied_errors_are_equal(name: str) -> None:
-    error = getattr(fastpipe, name)("too long (file a.avro)", **WHERE)
+    error = getattr(errors, name)("too long (file a.avro)", **WHERE)
     error.add_note("while testing")
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(again) is type(error)
