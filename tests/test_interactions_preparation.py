@@ -513,7 +513,7 @@ def test_csv_options_are_those_of_read_csv() -> None:
 def test_csv_needs_no_pyarrow() -> None:
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from fastpipe import Interactions\n"
+        "from fastpipe.recsys import Interactions\n"
         "print(Interactions.from_csv(b'user,item\\na,1\\nb,2\\n').num_positives)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

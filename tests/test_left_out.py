@@ -171,7 +171,7 @@ def test_columns_of_unsupported_types_are_logged(
     caplog.set_level("INFO", "fastpipe")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        reader = fastpipe.read_avro(path, batch_size=1, unsupported=unsupported)
+        reader = fastpipe.read_avro(path, batch_size=1, on_unsupported=unsupported)
         list(pickle.loads(pickle.dumps(reader)))
     (said,) = caplog.messages
     assert said.startswith("1 column is left out, of types that are not read: 'tree")
@@ -184,7 +184,7 @@ def test_features_that_drop_keys_are_logged(
     source: str, unknown: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "fastpipe")
-    features = {"words": fastpipe.VocabularySpec(["a"], unknown=unknown), "id": fastpipe.DenseSpec((), "int64")}
+    features = {"words": fastpipe.VocabularySpec(["a"], on_unknown=unknown), "id": fastpipe.DenseSpec((), "int64")}
     if source == "avro":
         strings = {"type": "array", "items": "string"}
         fields = [{"name": "words", "type": strings}, {"name": "id", "type": "long"}]
@@ -237,6 +237,6 @@ def test_positives_of_users_without_unseen_items_are_logged(caplog: pytest.LogCa
     caplog.set_level("INFO", "fastpipe")
     data = fastpipe.recsys.Interactions.from_arrays([0, 0, 1], [0, 1, 0])
     with pytest.warns(fastpipe.errors.RowsLeftOutWarning, match=r"2 of 3 positives \(67%\)") as warned:
-        reader = fastpipe.recsys.read_interactions(data, negatives=1, batch_size=1, on_full="skip")
+        reader = fastpipe.recsys.read_interactions(data, num_negatives=1, batch_size=1, on_full="skip")
     list(pickle.loads(pickle.dumps(reader)))
     assert caplog.messages == [str(warning.message) for warning in warned]

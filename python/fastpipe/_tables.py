@@ -10,8 +10,8 @@ from fastpipe._arguments import imported, shown
 from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import is_time, require_pyarrow, rewritten, written
 from fastpipe._fastpipe import TableDataset
+from fastpipe._locations import RowLocation
 from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.locations import RowLocation
 from fastpipe._reader.options import Options, Settings, takes_options, whole_window
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION

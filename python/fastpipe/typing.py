@@ -5,8 +5,8 @@ Functions and methods of fastpipe create the objects; programs name the types in
 
 from __future__ import annotations
 
+from fastpipe._locations import Location, RowLocation
 from fastpipe._reader.growth import Growth
-from fastpipe._reader.locations import Location, RowLocation
 from fastpipe._reader.options import Options
 from fastpipe._reader.partitions import Partition
 from fastpipe.batch import Batch

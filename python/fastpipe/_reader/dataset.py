@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from fastpipe._fastpipe import Data
-from fastpipe._reader.locations import Location
+from fastpipe._locations import Location
 from fastpipe._reader.state import VERSION
 from fastpipe.specs import Features
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+from fastpipe._locations import Location
 from fastpipe._reader.dataset import Dataset
-from fastpipe._reader.locations import Location
 from fastpipe._reader.ordering import Ordering, digest, within
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import StateError

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fastpipe._arguments import flag
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._fastpipe import Order, Pass, PassMemory, Position, ReaderTotals
+from fastpipe._locations import Location
 from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
 from fastpipe._reader import growth as _growth
@@ -17,7 +18,6 @@ from fastpipe._reader import sampling as _sampling
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
-from fastpipe._reader.locations import Location
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, integer, within
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_options import PassOptions

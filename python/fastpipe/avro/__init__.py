@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastpipe._reader.locations import AvroLocation
+from fastpipe._locations import AvroLocation
 from fastpipe.avro._file import AvroFile
 from fastpipe.avro._messages import MessageDecoder, decode_messages
 from fastpipe.avro._reading import infer_features, read_avro

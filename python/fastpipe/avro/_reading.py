@@ -14,8 +14,8 @@ from fastpipe._fastpipe import AvroDataset
 from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
+from fastpipe._locations import AvroLocation
 from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.locations import AvroLocation
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastpipe._reader.locations import CsvLocation
+from fastpipe._locations import CsvLocation
 from fastpipe.csv._reading import read_csv
 from fastpipe.csv._sampling import CsvSample, RowEstimate, sample_csv
 

@@ -17,9 +17,9 @@ from fastpipe._boundary import LoweredDialect
 from fastpipe._fastpipe import CsvDataset
 from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
+from fastpipe._locations import CsvLocation
 from fastpipe._omissions import is_large, report, share
 from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.locations import CsvLocation
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastpipe._reader.locations import PointLocation
+from fastpipe._locations import PointLocation
 from fastpipe.recsys._evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
 from fastpipe.recsys._interactions import HeldOut, Interactions
 from fastpipe.recsys._reading import read_interactions

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from fastpipe._arguments import flag
 from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import InteractionsDataset, Positives
+from fastpipe._locations import PointLocation
 from fastpipe._omissions import is_large, report, share
 from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.locations import PointLocation
 from fastpipe._reader.options import Options, Settings, takes_options, whole_window
 from fastpipe._reader.ordering import within
 from fastpipe._reader.reader import Reader
@@ -133,7 +133,7 @@ class InteractionsData:
             hint = ': on_full="skip" leaves such users out'
             check_unseen(data.users, data._positives, how, hint)
         self._options: dict[str, Any] = {
-            "negatives": count,
+            "num_negatives": count,
             **dtypes,
             "repeats": how.repeats,
             "sampling": sampling,
@@ -162,7 +162,7 @@ class InteractionsData:
     def report_skipped(self) -> None:
         """Reports positives of users that `on_full="skip"` leaves out."""
         positives = self._data.num_positives
-        skipped = positives - self.handle.num_rows // (1 + self._options["negatives"])
+        skipped = positives - self.handle.num_rows // (1 + self._options["num_negatives"])
         if skipped:
             report(
                 f"{share(skipped, positives, 'positives')} are left out, because their users have too few unseen items "
@@ -183,14 +183,14 @@ class InteractionsData:
     def place(self, unit: int, record: int) -> PointLocation:
         """Returns the user, the positive and the draw of a row."""
         _, user, positive, draw = self.handle.place_of(unit, record)
-        row = positive * (1 + self._options["negatives"]) + draw
+        row = positive * (1 + self._options["num_negatives"]) + draw
         return PointLocation(row=row, user=user, positive=positive, draw=draw)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._data, self._options)
 
     def __str__(self) -> str:
-        return f"{self._data.num_positives} positives with {self._options['negatives']} negatives each"
+        return f"{self._data.num_positives} positives with {self._options['num_negatives']} negatives each"
 
 
 def _rebuilt(data: Interactions, options: dict[str, Any]) -> InteractionsData:

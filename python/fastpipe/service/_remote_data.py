@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from fastpipe import _locations as locations
 from fastpipe._arrow.schema import decoded_features
 from fastpipe._fastpipe import BatchFeed, Data, Pass, RemoteDataset
-from fastpipe._reader import locations
+from fastpipe._locations import Location
 from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.locations import Location
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderParts, ReaderPasses

@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe import _locations as locations
 from fastpipe._arrow.schema import encoded_features
 from fastpipe._fastpipe import Order, Pass, PassMemory, SharedSlabs
-from fastpipe._reader import locations
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.passes import Passes, passes_of
 from fastpipe._reader.reader import Reader

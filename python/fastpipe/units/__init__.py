@@ -6,7 +6,7 @@ build on it.
 
 from __future__ import annotations
 
-from fastpipe._reader.locations import UnitLocation
+from fastpipe._locations import UnitLocation
 from fastpipe.units._arrow_files import read_arrow
 from fastpipe.units._data import Units, read_units
 from fastpipe.units._parquet import read_parquet

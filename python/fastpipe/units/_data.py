@@ -19,8 +19,8 @@ import numpy as np
 from fastpipe._arguments import imported, shown
 from fastpipe._arrow.schema import written
 from fastpipe._fastpipe import UnitCalls, UnitsDataset
+from fastpipe._locations import UnitLocation
 from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.locations import UnitLocation
 from fastpipe._reader.options import LARGEST_WINDOW, Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
