@@ -43,7 +43,7 @@ def test_all_functions_take_the_options() -> None:
     """Checks that every public function that returns a reader accepts the options, unless it connects to a
     server.
     """
-    public = [getattr(fastpipe, name) for name in fastpipe.__all__]
+    public = [getattr(fastpipe, name) for name in fastpipe.__all__] + [fastpipe.recsys.read_interactions]
     made = {function for function in public if getattr(function, "__annotations__", {}).get("return") == "Reader"}
     assert made - {fastpipe.connect} == set(FUNCTIONS)
 

@@ -84,7 +84,7 @@ SOURCES: dict[str, Callable[[Path], Read]] = {
     "csv": _file(_csv, fastpipe.read_csv),
     "parquet": _file(_parquet, fastpipe.read_parquet),
     "arrow file": _file(_arrow, fastpipe.read_arrow),
-    "sql": _sql(partitions=3),
+    "sql": _sql(num_partitions=3),
     "materialized sql": _sql(materialize=True),
     "arrow": lambda _: lambda **options: fastpipe.from_arrow(TABLE, **options),
     "reader": lambda _: lambda **options: fastpipe.from_arrow(fastpipe.from_arrow(TABLE, batch_size=7), **options),
@@ -175,7 +175,7 @@ def test_pickles_and_states_keep_overrides(read: Read) -> None:
 
 def test_connected_readers_have_overrides(read: Read) -> None:
     pytest.importorskip("pyarrow.flight")
-    with read(overrides=OVERRIDES).serve("grpc://127.0.0.1:0") as server:
+    with read(overrides=OVERRIDES).serve() as server:
         remote = fastpipe.connect(server.url)
         assert remote.features == read(overrides=OVERRIDES).features
         assert samples.digests(remote) == samples.digests(read(overrides=OVERRIDES))
@@ -271,7 +271,7 @@ def test_the_forms_of_arrays_are_kept() -> None:
     inferred = fastpipe.from_arrays(arrays, batch_size=3).features
     reader = fastpipe.from_arrays(arrays, overrides={"y": DenseSpec((), "int8")}, batch_size=3)
     assert reader.features == inferred | {"y": DenseSpec((), "int8")}
-    assert inferred["x"].nulls == "mask"
+    assert inferred["x"].on_null == "mask"
 
 
 def test_a_stream_is_read_once() -> None:

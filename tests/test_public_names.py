@@ -44,6 +44,8 @@ def functions(theirs: bool = False) -> dict[str, Any]:
             if inspect.isclass(value):
                 public = ((key, member) for key, member in vars(value).items() if key == "__init__" or key[0] != "_")
                 members = {f".{key}": getattr(member, "__func__", member) for key, member in public}
+                if getattr(value, "_is_protocol", False):
+                    del members[".__init__"]  # typing makes it.
             found |= {f"{module}.{name}{key}": member for key, member in members.items() if inspect.isfunction(member)}
     assert len(found) > 150, "the walk found too little"
     return {name: function for name, function in found.items() if theirs or not any(a in name for a in AS_THEIRS)}

@@ -185,7 +185,7 @@ def test_many_clients_take_few_threads() -> None:
 def test_large_tickets_are_bounded() -> None:
     with read().serve() as server, client_of(server.url) as client:
         asked = ticket(client, padding=1 << 20)
-        told = pytest.raises(flight.FlightUnavailableError, match="busy: large requests take all")
+        told = pytest.raises(flight.FlightUnavailableError, match="busy: large requests use all")
         with holding(server, 16, padding=1 << 20), told:
             answer(client, asked)
         assert wait_until(lambda: server.stats()["clients"] == 0)

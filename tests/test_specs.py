@@ -106,7 +106,7 @@ def test_a_fill_value_implies_fill() -> None:
     with pytest.raises(ValueError, match="not both"):
         DenseSpec((), "int8", on_null="mask", fill=3)
     with pytest.raises(ValueError, match="on_null must be"):
-        DenseSpec((), "int8", nulls="ignore")  # type: ignore[arg-type]
+        DenseSpec((), "int8", on_null="ignore")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -80,7 +80,7 @@ def data_iter(
         >>> import fastpipe
         >>> import fastpipe.xgboost
         >>> reader = fastpipe.read_avro("data/*.avro", columns=["user.age", "label"], batch_size=1024)
-        >>> matrix = xgboost.QuantileDMatrix(fastpipe.xgboost.DataIter(reader, label="label"))
+        >>> matrix = xgboost.QuantileDMatrix(fastpipe.xgboost.data_iter(reader, label="label"))
         >>> matrix.num_row(), matrix.num_col()
         (6144, 1)
     """

@@ -254,7 +254,7 @@ class LeaseWorkers:
         >>> import ray
         >>> _ = ray.init(num_cpus=2, log_to_driver=False)
         >>> reader = fastpipe.from_arrays({"id": np.arange(100)}, batch_size=10)
-        >>> with fastpipe.ray.LeaseWorkers(reader, "sqlite:///ledger.db", lambda batch: batch["id"].sum()) as pool:
+        >>> with fastpipe.ray.LeaseWorkers(reader, "sqlite:///workers.db", lambda batch: batch["id"].sum()) as pool:
         ...     int(sum(result.value for result in pool))
         4950
         >>> ray.shutdown()

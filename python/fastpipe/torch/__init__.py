@@ -128,7 +128,7 @@ def dataset(
         >>> import fastpipe
         >>> import fastpipe.torch
         >>> reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)
-        >>> for embeddings, label in fastpipe.torch.IterableDataset(reader, select=("user_embedding", "label")):
+        >>> for embeddings, label in fastpipe.torch.dataset(reader, select=("user_embedding", "label")):
         ...     shape, dtype = tuple(embeddings.shape), label.dtype
         >>> shape, dtype
         ((1024, 64), torch.float32)
