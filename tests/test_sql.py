@@ -254,7 +254,7 @@ def test_unknown_columns_are_reported_by_the_database(database: Database) -> Non
         ("nosuch://host/db", fastpipe.errors.UnsupportedError, "nosuch is not supported"),
         ("oracle+cx_oracle://host/db", fastpipe.errors.UnsupportedError, "oracle is not supported: .* read_parquet"),
         (lambda: 5, TypeError, "a connection factory must return an ADBC connection"),
-        (lambda: sqlite3.connect(":memory:"), TypeError, "pass the database's URL"),
+        (lambda: sqlite3.connect(":memory:"), TypeError, "Pass the database's URL"),
     ],
 )
 def test_wrong_connections(connection: Any, error: Any, match: str) -> None:
