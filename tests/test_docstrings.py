@@ -23,12 +23,12 @@ FRAMEWORKS = ("torch", "jax", "tensorflow", "xgboost", "ray")
 # Public types that only functions of fastpipe create. The functions have the examples.
 RETURNED = {
     *("Candidates", "CsvSample", "Description", "FeatureStatistics", "Growth", "HeldOut", "LeaseWorker"),
-    *("LedgerStatus", "EpochStatus", "WorkerStatus", "Partition", "Rebatcher", "RowEstimate", "ShuffleReport"),
-    *("SqlPartition", "SqlPlan", "WrittenFile", "Features", "StepOfEpoch"),
-    *("AvroLocation", "Location", "CsvLocation", "PointLocation", "RowLocation", "UnitLocation"),
+    *("LedgerStatus", "EpochStatus", "WorkerStatus", "Partition", "RowEstimate", "ShuffleReport"),
+    *("PrometheusCollector", "SqlPartition", "SqlPlan", "WrittenFile", "Features", "StepOfEpoch"),
+    *("AvroLocation", "CsvLocation", "PointLocation", "RowLocation", "UnitLocation"),
 }
 # Types that describe arguments: keyword arguments, and a protocol whose example is that of `read_units`.
-ARGUMENTS = {"Options", "Units"}
+ARGUMENTS = {"Directory", "Options", "Spec", "Units"}
 
 
 class Documented(NamedTuple):
@@ -91,7 +91,8 @@ def test_examples(example: Documented, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_all_public_functions_and_classes_have_an_example() -> None:
-    topics = [getattr(fastpipe, name) for name in dir(fastpipe) if inspect.ismodule(getattr(fastpipe, name))]
+    modules = [getattr(fastpipe, name) for name in dir(fastpipe) if not name.startswith("_")]
+    topics = [module for module in modules if inspect.ismodule(module) and module.__name__.startswith("fastpipe.")]
     named = [(name, getattr(module, name)) for module in (fastpipe, *topics) for name in getattr(module, "__all__", ())]
     assert {"read_avro", "Interactions", "SqlPlan", "Server"} <= dict(named).keys()
     without = set()

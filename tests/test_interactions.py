@@ -494,7 +494,7 @@ def test_points_are_stable() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_negatives": 2}, "the dataset's negatives was 3 and is 2"),
+        ({"num_negatives": 2}, "the dataset's num_negatives was 3 and is 2"),
         ({"repeats": False}, "the dataset's repeats was True and is False"),
         ({"sampling": "popularity"}, "the dataset's sampling was 'uniform' and is 'popularity'"),
         ({"on_full": "skip"}, "the dataset's on_full was 'error' and is 'skip'"),

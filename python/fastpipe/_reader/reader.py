@@ -660,7 +660,7 @@ class Reader:
             >>> rows
             2000
         """
-        from fastpipe.leases import lease
+        from fastpipe.leases._ledger import lease
 
         return lease(
             self,

@@ -5,8 +5,8 @@ An epoch is divided into ranges of consecutive batches. A worker leases one rang
 
 from __future__ import annotations
 
-from fastpipe.leases._ledger import Ledger, lease
+from fastpipe.leases._ledger import Ledger
 from fastpipe.leases._status import EpochStatus, LedgerStatus, WorkerStatus
 from fastpipe.leases._worker import LeaseWorker, StepOfEpoch
 
-__all__ = ["EpochStatus", "LeaseWorker", "Ledger", "LedgerStatus", "StepOfEpoch", "WorkerStatus", "lease"]
+__all__ = ["EpochStatus", "LeaseWorker", "Ledger", "LedgerStatus", "StepOfEpoch", "WorkerStatus"]
