@@ -151,13 +151,13 @@ def test_names_and_labels_agree(manifest: dict[str, Any]) -> None:
 
 
 def test_memory_is_enough(manifest: dict[str, Any], container: Any) -> None:
-    from fastpipe._reader.pass_options import memory_size
+    from fastpipe._arguments import memory_size
     from fastpipe.service._served import Shares
 
     serve = cli._parser().parse_args(["serve", *container["args"]])
     found = re.search(r'memory_limit="(.+?)"', manifest["ConfigMap"]["data"]["readers.py"])
     assert found is not None
-    limit, keep, own = (memory_size("size", size) for size in (serve.memory_limit, serve.keep, found[1]))
+    limit, keep, own = (memory_size("size", size) for size in (serve.memory_limit, serve.cache_bytes, found[1]))
     # Readers get the memory that they request.
     assert Shares.of(limit, keep, serve.max_passes).limit(own) == own
     most = memory_size("memory", container["resources"]["limits"]["memory"] + "B")

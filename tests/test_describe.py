@@ -360,7 +360,7 @@ def test_buckets_digitize() -> None:
 def test_vocabularies_are_used_in_specs(tmp_path: Path) -> None:
     path = tmp_path / "t.avro"
     fastpipe.write_avro(path, pa.table({"city": ["Rome", "Oslo", "Rome", "Bonn"]}))
-    vocabulary = fastpipe.read_avro(path, batch_size=2).describe()["city"].vocabulary(most=2)
+    vocabulary = fastpipe.read_avro(path, batch_size=2).describe()["city"].vocabulary(limit=2)
     features = {"city": fastpipe.VocabularySpec(vocabulary, on_unknown="bucket")}
     (batch,) = fastpipe.read_avro(path, features=features, batch_size=4)
     assert vocabulary == ["Rome", "Bonn"]

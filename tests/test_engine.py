@@ -14,7 +14,7 @@ import pytest
 import fastpipe
 import samples
 import wire
-from fastpipe._reader.pass_options import memory_size
+from fastpipe._arguments import memory_size
 from samples import SHUFFLES, Data, digests, order_of
 
 WORK = ("reading", "decompressing", "indexing", "skipping", "decoding", "assembling", "planning")

@@ -172,11 +172,11 @@ def test_memory_does_not_change_lists_of_rows() -> None:
 
 
 def test_little_memory_makes_many_passes_over_ranges(path: Path, table: np.ndarray) -> None:
-    filled = fill(path, rows=12_000, memory=16 << 20)
+    filled = fill(path, rows=12_000, memory_limit=16 << 20)
     few = fastpipe.cuda._fill._fill._PARTS
     try:
         fastpipe.cuda._fill._fill._PARTS = 400
-        again = fill(path, rows=12_000, memory=16 << 20)
+        again = fill(path, rows=12_000, memory_limit=16 << 20)
     finally:
         fastpipe.cuda._fill._fill._PARTS = few
     assert all((one.values == other.values).all() for one, other in zip(filled, again, strict=True))
@@ -314,7 +314,7 @@ def test_folds_are_uniform() -> None:
         ({"rows": 1, "order": "K"}, ValueError, 'order must be "C" or "F"'),
         ({"rows": 1, "dtype": "str"}, ValueError, "dtype must be numeric"),
         ({"rows": 1, "dtype": "datetime64[s]"}, ValueError, "dtype must be numeric"),
-        ({"rows": 1, "memory": "1MB"}, ValueError, "memory must be at least 16777216 bytes"),
+        ({"rows": 1, "memory_limit": "1MB"}, ValueError, "memory_limit must be at least 16777216 bytes"),
         ({"rows": 1, "framework": "jax"}, ValueError, 'framework must be "torch" or "cupy"'),
         ({"rows": 1, "replace": "no"}, TypeError, "replace must be True or False"),
         ({"rows": 1, "columns": ["z"]}, SchemaError, "no column"),
@@ -436,7 +436,7 @@ OUT_OF_MEMORY = """
     limit = taken + (int(sys.argv[2]) << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        fastpipe.cuda.fill(sys.argv[1], ["cpu"] * 2, rows=10_000, seed=1, memory="64MB", method=sys.argv[3])
+        fastpipe.cuda.fill(sys.argv[1], ["cpu"] * 2, rows=10_000, seed=1, memory_limit="64MB", method=sys.argv[3])
     except fastpipe.errors.OutOfMemoryError as error:
         print("OutOfMemoryError", error)
     else:
@@ -577,7 +577,7 @@ def test_host_memory_stays_within_the_limit(tmp_path: Path, method: str) -> None
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         filled = fastpipe.cuda.fill(
-            sys.argv[1], ["cpu"] * 3, rows=100_000, seed=1, memory=32 << 20, method=sys.argv[2]
+            sys.argv[1], ["cpu"] * 3, rows=100_000, seed=1, memory_limit=32 << 20, method=sys.argv[2]
         )
         ended.set()
         watcher.join()

@@ -184,13 +184,14 @@ def test_additional_arguments_are_checked() -> None:
         ({"num_batch_workers": -1}, ValueError),
         ({"num_batch_workers": 1.5}, TypeError),
         ({"memory_limit": 0}, ValueError),
-        ({"memory_limit": "1 GB"}, TypeError),
+        ({"memory_limit": "1 GX"}, ValueError),
         ({"worker_method": "green"}, ValueError),
         ({"worker_method": "thread", "multiprocessing_context": "fork"}, ValueError),
     ]:
         with pytest.raises(kind, match=r"num_batch_workers|memory_limit|worker_method|threads?"):
             DataLoader(Numbers(4), num_workers=1, **arguments)  # type: ignore[arg-type]
     assert DataLoader(Numbers(4), num_workers=1, memory_limit=np.int64(5)).memory_limit == 5
+    assert DataLoader(Numbers(4), num_workers=1, memory_limit="5KiB").memory_limit == 5120
     with pytest.raises(TypeError):
         DataLoader(Numbers(4), 1, False, None, None, 0, None, False, False, 0, None, None, None, 2)  # type: ignore[misc]
     with pytest.raises(TypeError, match="unknown"):

@@ -279,7 +279,7 @@ def test_workers_that_ray_cannot_start_yet_are_pending(reader: fastpipe.Reader, 
 def test_wrong_arguments_are_refused(
     reader: fastpipe.Reader, url: str, wrong: dict[str, Any], error: type[Exception], match: str
 ) -> None:
-    arguments: dict[str, Any] = {"reader": reader, "ledger_url": url, "consume": ids} | wrong
+    arguments: dict[str, Any] = {"reader": reader, "url": url, "consume": ids} | wrong
     with pytest.raises(error, match=match):
         fastpipe.ray.LeaseWorkers(**arguments)
 

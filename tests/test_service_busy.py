@@ -209,7 +209,7 @@ def test_old_streams_are_dropped() -> None:
 def test_the_memory_of_small_kept_batches_is_bounded() -> None:
     """Each batch takes some memory in addition to its bytes."""
     tiny = fastpipe.from_arrays({"id": np.arange(1000, dtype="int8")}, batch_size=1, shuffle=True, seed=7)
-    with tiny.serve(keep="100kB") as server, client_of(server.url) as client:
+    with tiny.serve(cache_bytes="100kB") as server, client_of(server.url) as client:
         for step in range(200):
             assert isinstance(answer(client, ticket(client, step, step + 1)), int)
         stats = server.stats()
@@ -223,7 +223,7 @@ def test_the_memory_of_small_kept_batches_is_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("options", "count"),
-    [({"memory_limit": "32MiB", "keep": "4MiB", "max_passes": 2}, 30), ({"max_requests": 5}, 5)],
+    [({"memory_limit": "32MiB", "cache_bytes": "4MiB", "max_passes": 2}, 30), ({"max_requests": 5}, 5)],
     ids=["memory", "requests"],
 )
 def test_clients_that_do_not_read_make_room_for_others(

@@ -40,13 +40,13 @@ def wide(**options: Any) -> fastpipe.Reader:
 
 
 @given(st.integers(1, 1 << 40), st.integers(1, 1 << 38), st.integers(1, 1000), st.none() | st.integers(1, 1 << 40))
-def test_shares_never_exceed_the_limit(memory: int, keep: int, passes: int, own: int | None) -> None:
+def test_shares_never_exceed_the_limit(memory: int, cache: int, passes: int, own: int | None) -> None:
     try:
-        shares = Shares.of(memory, keep, passes)
+        shares = Shares.of(memory, cache, passes)
     except ValueError:
-        assert memory - keep < 4 * passes
+        assert memory - cache < 4 * passes
         return
-    assert shares.keep + shares.passes + shares.sending <= memory
+    assert shares.cache_bytes + shares.passes + shares.sending <= memory
     limit = shares.limit(own)
     assert limit <= (2**63 if own is None else own)
     # One pass always fits. A batch takes at most half of its memory and can always be sent.
@@ -57,25 +57,28 @@ def test_shares_never_exceed_the_limit(memory: int, keep: int, passes: int, own:
 
 
 def test_limits_are_checked_when_a_server_starts() -> None:
-    with pytest.raises(ValueError, match=r"memory_limit is 1048576 bytes, and keep is 134217728 of these"):
+    with pytest.raises(ValueError, match=r"memory_limit is 1048576 bytes, and cache_bytes is 134217728 of these"):
         wide().serve(memory_limit="1MiB")
     with pytest.raises(fastpipe.errors.LimitError, match=r"'default' doesn't fit its share.* at least \S+ MB") as told:
-        wide().serve(memory_limit="16MiB", keep="1MiB")
+        wide().serve(memory_limit="16MiB", cache_bytes="1MiB")
     assert "max_passes" in str(told.value)
     for wrong in ("much", -1, 0):
         with pytest.raises(ValueError, match="memory_limit"):
             wide().serve(memory_limit=wrong)
     # Limits that suffice, also for a reader without rows.
-    with wide().serve(memory_limit="64MiB", keep="1MiB", max_passes=4) as server:
+    with wide().serve(memory_limit="64MiB", cache_bytes="1MiB", max_passes=4) as server:
         assert len(list(fastpipe.connect(server.url))) == 20
-    with rows_of(0).serve(memory_limit="64MiB", keep="1MiB") as server:
+    with rows_of(0).serve(memory_limit="64MiB", cache_bytes="1MiB") as server:
         assert list(fastpipe.connect(server.url)) == []
 
 
 @pytest.mark.parametrize(
     ("own", "options"),
     # In the second case each pass may take 9 MiB of 3/4 of 32 MiB.
-    [({}, {"max_passes": 2, "keep": 1}), ({"memory_limit": "9MiB"}, {"memory_limit": "33MiB", "keep": "1MiB"})],
+    [
+        ({}, {"max_passes": 2, "cache_bytes": 1}),
+        ({"memory_limit": "9MiB"}, {"memory_limit": "33MiB", "cache_bytes": "1MiB"}),
+    ],
     ids=["max_passes", "memory_limit"],
 )
 def test_open_passes_are_bounded(own: dict[str, Any], options: dict[str, Any]) -> None:
@@ -92,7 +95,7 @@ def test_open_passes_are_bounded(own: dict[str, Any], options: dict[str, Any]) -
 
 
 def test_a_client_that_pauses_costs_bounded_memory() -> None:
-    with rows_of(40_000, 1000, batch_size=256).serve(keep="8MiB") as server:
+    with rows_of(40_000, 1000, batch_size=256).serve(cache_bytes="8MiB") as server:
         batches = iter(fastpipe.connect(server.url, prefetch=2))
         next(batches)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -103,14 +106,14 @@ def test_a_client_that_pauses_costs_bounded_memory() -> None:
 
 def test_unread_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "_PATIENCE", 1.0)
-    with wide().serve(memory_limit="32MiB", keep="4MiB", max_passes=2) as server, ExitStack() as open_:
+    with wide().serve(memory_limit="32MiB", cache_bytes="4MiB", max_passes=2) as server, ExitStack() as open_:
         shares = Shares.of(32 * MiB, 4 * MiB, 2)
         clients = [open_.enter_context(client_of(server.url)) for _ in range(30)]
         with Highest(lambda: server.stats()["batch_bytes"]) as most:
             streams = [client.do_get(ticket(clients[0], 0, 20, seed=number)) for number, client in enumerate(clients)]
             # Connections buffer some data. Then each request has an unread batch or is refused.
             assert wait_until(lambda: server.stats()["refused"] > 10)
-        assert 4 * BATCH < most.value <= shares.keep + shares.sending
+        assert 4 * BATCH < most.value <= shares.cache_bytes + shares.sending
         assert server.stats()["refused"] < 30
         told = []
         for stream in streams:
@@ -129,7 +132,7 @@ def test_unread_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_stays_below_its_limit(tmp_path: Path) -> None:
-    arguments = ("--memory-limit", "128MiB", "--keep", "16MiB", "--max-passes", "2")
+    arguments = ("--memory-limit", "128MiB", "--cache-bytes", "16MiB", "--max-passes", "2")
     with (
         serving(rows_of(60_000, 512, batch_size=4096, num_threads=2), tmp_path, *arguments) as server,
         ExitStack() as open_,
@@ -201,7 +204,10 @@ def test_small_data_may_be_one_batch() -> None:
         assert found > ROWS * WIDTH * 4
         # It is larger than the memory for kept batches.
         assert server.stats()["kept_bytes"] <= 128 * MiB
-    with wide().serve(memory_limit="64MiB", keep="1MiB", max_passes=4) as server, client_of(server.url) as client:
+    with (
+        wide().serve(memory_limit="64MiB", cache_bytes="1MiB", max_passes=4) as server,
+        client_of(server.url) as client,
+    ):
         told = answer(client, ticket(client, batch_size=HUGE))
         assert isinstance(told, fastpipe.errors.LimitError)
         assert "memory_limit is " in str(told)

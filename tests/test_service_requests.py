@@ -162,7 +162,7 @@ def test_damaged_sealed_tickets_are_requested_again(server: ServerProcess, ticke
 
 
 def test_refused_tickets_leave_nothing(ticket: dict[str, Any]) -> None:
-    with READER.serve(keep=1) as server:
+    with READER.serve(cache_bytes=1) as server:
         client = flight.FlightClient(server.url)
         for step in range(30):
             after_the_end = {"start": 10**6, "stop": 10**6 + 1, "until": 10**9, "epoch": step}

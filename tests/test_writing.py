@@ -389,7 +389,7 @@ def test_metadata(tmp_path: Path) -> None:
         ({"data": {"a": "x"}}, TypeError), ({"data": pl.LazyFrame({"a": [1]})}, TypeError), ({"schema": 5}, TypeError),
         ({"schema": {"a": {1, 2}}}, TypeError), ({"codec": 5}, TypeError), ({"codec": "lz4"}, ValueError),
         ({"level": "x"}, TypeError), ({"level": 99}, ValueError), ({"codec": "null", "level": 1}, ValueError),
-        ({"block_bytes": 0}, ValueError), ({"block_bytes": "1"}, TypeError), ({"block_bytes": True}, TypeError),
+        ({"block_bytes": 0}, ValueError), ({"block_bytes": 1.5}, TypeError), ({"block_bytes": True}, TypeError),
         ({"block_bytes": 2**31}, ValueError), ({"append": "no"}, TypeError), ({"progress": 1}, TypeError),
         ({"metadata": [1]}, TypeError), ({"metadata": {1: "x"}}, TypeError), ({"metadata": {"a": 1}}, TypeError),
         ({"metadata": {"avro.codec": "x"}}, ValueError), ({"num_threads": 0}, ValueError),

@@ -53,7 +53,7 @@ def open_reader(paths: Any, dataset: str, name: str = "sequential", **options: A
 def least_limit(reader: fastpipe.Reader) -> int:
     """Returns the minimum memory_limit of a reader in bytes, rounded up as in the error message."""
     import fastpipe
-    from fastpipe._reader.pass_options import memory_size
+    from fastpipe._arguments import memory_size
 
     running = reader._running
     reader._running = dataclasses.replace(running, memory_limit=1)

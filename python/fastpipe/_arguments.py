@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import operator
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+
+_UNITS = {"": 1, "B": 1} | {
+    prefix + suffix: base ** (power + 1)
+    for power, prefix in enumerate("KMGT")
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
+_NAMES = {name.lower(): size for name, size in _UNITS.items()}
 
 
 def flag(name: str, value: Any) -> bool:
@@ -19,6 +29,53 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False; got {shown(value)}")
     return bool(value)
+
+
+def integer(name: str, value: int) -> int:
+    """Returns an integer argument as an int.
+
+    Raises:
+        TypeError: If the value isn't an integer, or if it is a bool.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer; got {shown(value)}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer; got {shown(value)}") from None
+
+
+def within(name: str, value: int, least: int, most: int) -> int:
+    """Returns an integer argument as an int.
+
+    Raises:
+        TypeError: If the value isn't an integer, or if it is a bool.
+        ValueError: If the value is out of range.
+    """
+    number = integer(name, value)
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be between {least} and {most}; got {number}")
+    return number
+
+
+def memory_size(name: str, size: int | str) -> int:
+    """Returns the number of bytes of a size given as a number or with a unit: `"512MB"` (10^6), `"1.5 GiB"` (2^30).
+
+    Raises:
+        TypeError: If the size is neither an integer nor a string.
+        ValueError: If the size can't be parsed or isn't positive.
+    """
+    if isinstance(size, float):
+        raise TypeError(f'{name} must be a whole number of bytes or a size such as "512MB" or "1.5GiB"; got {size!r}')
+    if not isinstance(size, str):
+        return within(name, size, 1, 2**63 - 1)
+    found = _SIZE.fullmatch(size)
+    unit = None if found is None else _NAMES.get(found[2].lower())
+    if found is None or unit is None:
+        raise ValueError(f'{name} must be a number of bytes or a size such as "512MB" or "1.5GiB"; got {size!r}')
+    # Integer arithmetic is exact: a float would turn 2.3 MB into 2,299,999 bytes.
+    digits, _, decimals = found[1].partition(".")
+    return within(name, int(digits + decimals) * unit // 10 ** len(decimals), 1, 2**63 - 1)
 
 
 def names(name: str, values: Any) -> list[str]:

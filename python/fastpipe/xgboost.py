@@ -21,9 +21,8 @@ import numpy.typing as npt
 import xgboost
 import xgboost.collective
 
-from fastpipe._arguments import column_names
+from fastpipe._arguments import column_names, within
 from fastpipe._interop.distributed import World
-from fastpipe._reader.ordering import within
 from fastpipe._reader.passes import passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.batch import Masked

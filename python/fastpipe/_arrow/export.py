@@ -322,7 +322,8 @@ def _converted(array: np.ndarray, dtype: str, where: str) -> np.ndarray:
 
 def _strings(node: Strings, masks: _Masks, where: str) -> tuple[tuple[int, ...], pa.Array]:
     pa = require_pyarrow()
-    shape, values = node.shape, node.values
+    shape = node.shape
+    values: Any = node.values
     masks.check(shape)
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim != 1:
         raise TypeError(f"{where}: the bytes of Strings must be one-dimensional uint8; got {_described(values)}")

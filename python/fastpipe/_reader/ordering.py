@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 from dataclasses import dataclass, fields
 from dataclasses import replace as replaced
@@ -13,7 +12,7 @@ from typing import Any, Literal, Self, TypeAlias, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import flag, shown
+from fastpipe._arguments import flag, shown, within
 from fastpipe._fastpipe import Data, Order, check_settings
 
 Shuffle: TypeAlias = Literal["window", "block", "buffer"]
@@ -287,20 +286,6 @@ def _shard_by(kind: str, shard_by: str | None) -> str:
     return shard_by
 
 
-def integer(name: str, value: int) -> int:
-    """Returns an integer argument as an int.
-
-    Raises:
-        TypeError: If the value isn't an integer, or if it is a bool.
-    """
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be an integer; got {shown(value)}")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer; got {shown(value)}") from None
-
-
 def seed_of(seed: int | None) -> int:
     """Returns the given seed, or draws one.
 
@@ -310,16 +295,3 @@ def seed_of(seed: int | None) -> int:
     """
     # JSON and the integers of other languages represent 48 bits exactly.
     return int.from_bytes(os.urandom(6)) if seed is None else within("seed", seed, 0, 2**64 - 1)
-
-
-def within(name: str, value: int, least: int, most: int) -> int:
-    """Returns an integer argument as an int.
-
-    Raises:
-        TypeError: If the value isn't an integer, or if it is a bool.
-        ValueError: If the value is out of range.
-    """
-    number = integer(name, value)
-    if not least <= number <= most:
-        raise ValueError(f"{name} must be between {least} and {most}; got {number}")
-    return number

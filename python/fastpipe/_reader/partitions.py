@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+from fastpipe._arguments import within
 from fastpipe._locations import Location
 from fastpipe._reader.dataset import Dataset
-from fastpipe._reader.ordering import Ordering, digest, within
+from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import StateError
 

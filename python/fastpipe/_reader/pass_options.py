@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
-from fastpipe._reader.ordering import integer, within
+from fastpipe._arguments import integer, memory_size, within
 
 if TYPE_CHECKING:
     from fastpipe._fastpipe import PassMemory, ReaderTotals
-
-_UNITS = {"": 1, "B": 1} | {
-    prefix + suffix: base ** (power + 1)
-    for power, prefix in enumerate("KMGT")
-    for suffix, base in (("B", 1000), ("iB", 1024))
-}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
-_NAMES = {name.lower(): size for name, size in _UNITS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +67,3 @@ def _prefetch(prefetch: int) -> int:
             "prefetch must be at least 1: a batch is decoded before it is yielded; None keeps the threads busy"
         )
     return within("prefetch", prefetch, 1, 1 << 20)
-
-
-def memory_size(name: str, size: int | str) -> int:
-    """Returns the number of bytes of a size given as a number or with a unit: `"512MB"` (10^6), `"1.5 GiB"` (2^30).
-
-    Raises:
-        TypeError: If the size is neither an integer nor a string.
-        ValueError: If the size can't be parsed or isn't positive.
-    """
-    if isinstance(size, float):
-        raise TypeError(f'{name} must be a whole number of bytes or a size such as "512MB" or "1.5GiB"; got {size!r}')
-    if not isinstance(size, str):
-        return within(name, size, 1, 2**63 - 1)
-    found = _SIZE.fullmatch(size)
-    unit = None if found is None else _NAMES.get(found[2].lower())
-    if found is None or unit is None:
-        raise ValueError(f'{name} must be a number of bytes or a size such as "512MB" or "1.5GiB"; got {size!r}')
-    # Integer arithmetic is exact: a float would turn 2.3 MB into 2,299,999 bytes.
-    digits, _, decimals = found[1].partition(".")
-    return within(name, int(digits + decimals) * unit // 10 ** len(decimals), 1, 2**63 - 1)

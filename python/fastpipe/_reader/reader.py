@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from fastpipe._arguments import flag
+from fastpipe._arguments import flag, integer, within
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._fastpipe import Order, Pass, PassMemory, Position, ReaderTotals
 from fastpipe._locations import Location
@@ -18,7 +18,7 @@ from fastpipe._reader import sampling as _sampling
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
-from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, integer, within
+from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.passes import Passes, warn_of_ranks

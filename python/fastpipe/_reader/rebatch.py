@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from fastpipe._arguments import flag
+from fastpipe._arguments import flag, within
 from fastpipe._fastpipe import RowBuffer
-from fastpipe._reader.ordering import LARGEST_BATCH, seed_of, within
+from fastpipe._reader.ordering import LARGEST_BATCH, seed_of
 from fastpipe.batch._flatten import ColumnLayout
 
 _END: Any = object()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import flag
-from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, seed_of, within
+from fastpipe._arguments import flag, within
+from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, seed_of
 from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError, UnsupportedError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fastpipe._arguments import flag, imported, shown
+from fastpipe._arguments import flag, imported, memory_size, shown, within
 from fastpipe._arrow import to_arrow
 from fastpipe._boundary import AvroWriting
 from fastpipe._fastpipe import AvroWriter, ContainerFile
@@ -55,7 +54,7 @@ def write_avro(
     *,
     codec: Codec | None = None,
     level: int | None = None,
-    block_bytes: int = _BLOCK_BYTES,
+    block_bytes: int | str = _BLOCK_BYTES,
     append: bool = False,
     progress: bool = False,
     metadata: Mapping[str, str | bytes] | None = None,
@@ -80,8 +79,8 @@ def write_avro(
             libraries read, or to the file's codec when appending. "zstandard" compresses and decompresses faster.
         level: The compression level of deflate (1 to 12, default 6), zstandard (-7 to 22, default 3), bzip2 (1 to 9,
             default 9) or xz (0 to 9, default 6).
-        block_bytes: The size in bytes, before compression, at which a block is closed. Readers read, decompress and
-            shuffle by blocks. 1 to 2^30; defaults to 65,536.
+        block_bytes: The size before compression at which a block is closed: a number of bytes, 1 to 2^30, or a size
+            such as "64KiB" (the default). Readers read, decompress and shuffle by blocks.
         append: Whether to write after the last complete block of an existing file, with its schema, codec and sync
             marker. An error truncates the file to that block. A killed process leaves an incomplete block at the end.
             The next call with `append=True` cuts it off, with a `RuntimeWarning` that names the file and the number of
@@ -121,8 +120,8 @@ def write_avro(
     text = _schema_text(schema)
     writing = AvroWriting(
         codec=codec or "deflate",
-        block_bytes=_number("block_bytes", block_bytes, 1, _MOST_BLOCK_BYTES),
-        level=None if level is None else _number("level", level, -(2**31), 2**31 - 1),
+        block_bytes=within("block_bytes", memory_size("block_bytes", block_bytes), 1, _MOST_BLOCK_BYTES),
+        level=None if level is None else within("level", level, -(2**31), 2**31 - 1),
         num_threads=_threads(num_threads),
         sync=os.urandom(_SYNC_BYTES),
         metadata=_entries(metadata),
@@ -291,18 +290,6 @@ def _schema_text(schema: Any) -> str | None:
     raise TypeError(f"schema must be an Avro schema, as JSON or as a dict; got {shown(schema)}")
 
 
-def _number(name: str, value: Any, least: int, most: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer; got {shown(value)}") from None
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be an integer; got {shown(value)}")
-    if not least <= number <= most:
-        raise ValueError(f"{name} must be from {least} to {most}; got {number}")
-    return number
-
-
 def _threads(num_threads: Any) -> int:
     if isinstance(num_threads, str) and num_threads == "auto":
         if hasattr(os, "sched_getaffinity"):
@@ -310,7 +297,7 @@ def _threads(num_threads: Any) -> int:
         return os.cpu_count() or 1
     if isinstance(num_threads, str):
         raise ValueError(f'num_threads must be an integer or "auto"; got {num_threads!r}')
-    return _number("num_threads", num_threads, 1, 1024)
+    return within("num_threads", num_threads, 1, 1024)
 
 
 def _entries(metadata: Any) -> list[tuple[str, bytes]]:

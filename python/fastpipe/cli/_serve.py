@@ -40,7 +40,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--max-passes", type=int, default=16, metavar="N", help="maximum number of open passes (default: 16)"
     )
     serve.add_argument(
-        "--keep",
+        "--cache-bytes",
         default="128MiB",
         metavar="SIZE",
         help="size of the cache of batches for other clients (default: 128MiB)",
@@ -144,7 +144,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             port=arguments.port,
             client_ca=arguments.client_ca,
             max_passes=arguments.max_passes,
-            keep=arguments.keep,
+            cache_bytes=arguments.cache_bytes,
             memory_limit=arguments.memory_limit,
             max_requests=arguments.max_requests,
             metrics_port=arguments.metrics_port,

@@ -12,13 +12,13 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import column_names, flag, shown
+from fastpipe._arguments import column_names, flag, shown, within
 from fastpipe._fastpipe import CsvReservoir, estimate_csv
 from fastpipe._files._in_memory_files import Contents, ReadableFile, Source, lowered, opened, pieces
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._omissions import report
 from fastpipe._reader.options import Options, Settings
-from fastpipe._reader.ordering import seed_of, within
+from fastpipe._reader.ordering import seed_of
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.sampling import LARGEST_SAMPLE, blocks, rows_of_sample, sample, take
 from fastpipe.csv._reading import (

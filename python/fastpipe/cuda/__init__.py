@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from fastpipe._arguments import within
 from fastpipe._fastpipe import PassMemory
-from fastpipe._reader.ordering import within
 from fastpipe._reader.passes import Passes, Position, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.cuda._fill import Fill, Filled, fill
@@ -169,7 +169,7 @@ class Prefetcher:
     threads end after all begun copies are complete. Batches that were yielded stay valid.
     """
 
-    def __init__(self, reader: Reader | Passes, engines: Sequence[_Engine], depth: int, *, several: bool) -> None:
+    def __init__(self, reader: Reader | Passes, engines: Sequence[_Engine], prefetch: int, *, several: bool) -> None:
         passes = passes_of(reader)
         count = len(engines)
         if count > 1 and passes.on_uneven == "allow":
@@ -177,7 +177,7 @@ class Prefetcher:
         shares = [passes] if count == 1 else [passes.shard(count, i) for i in range(count)]
         for share in shares if count > 1 else ():
             share.share_processors(count * passes.sharers)
-        self._lanes = [_Lane(*lane, depth) for lane in zip(shares, engines, strict=True)]
+        self._lanes = [_Lane(*lane, prefetch) for lane in zip(shares, engines, strict=True)]
         self._several = several
         self._active: weakref.ref[_Pass] | None = None
 

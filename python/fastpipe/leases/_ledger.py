@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import operator
 import os
 import secrets
 import socket
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fastpipe._arguments import flag, shown
+from fastpipe._arguments import flag, shown, within
 from fastpipe._reader.passes import passes_of
 from fastpipe.errors import StateError
 from fastpipe.leases import _tables
@@ -226,9 +225,9 @@ def lease(
             raise TypeError(f"{name} must be a string; got {shown(given)}")
         if given is not None and (not 0 < len(given) <= 200 or "\0" in given):
             raise ValueError(f"{name} must have 1 to 200 characters and no NUL; got {shown(given)}")
-    length = None if stretch is None else _integer("stretch", stretch, 1)
+    length = None if stretch is None else within("stretch", stretch, 1, 2**31 - 1)
     seconds = _seconds("ttl", ttl, _LEAST_TTL), _seconds("patience", patience, 0.0)
-    waiting = _integer("prefetch", prefetch, 1)
+    waiting = within("prefetch", prefetch, 1, 2**31 - 1)
     flag("copies", copies)
     database = database_of(url)
     wanted = job_of(passes, name=job, stretch=length, barrier=flag("barrier", barrier))
@@ -237,16 +236,6 @@ def lease(
     )
     agent = Agent(database, joined, member, ahead=waiting, copies=copies, patience=seconds[1])
     return LeaseWorker(passes, database, agent)
-
-
-def _integer(name: str, given: int, least: int) -> int:
-    try:
-        number = operator.index(given)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer; got {shown(given)}") from None
-    if isinstance(given, bool) or not least <= number < 2**31:
-        raise ValueError(f"{name} must be between {least} and 2147483647; got {shown(given)}")
-    return number
 
 
 def _seconds(name: str, given: float, least: float) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from fastpipe._reader.ordering import integer
+from fastpipe._arguments import integer
 from fastpipe._reader.passes import Passes, passes_of
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.rebatch import Rebatcher

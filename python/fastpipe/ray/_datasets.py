@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fastpipe._arguments import within
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._reader.ordering import within
 from fastpipe._reader.passes import Passes
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import LARGEST_EPOCH

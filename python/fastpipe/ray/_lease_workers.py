@@ -231,7 +231,7 @@ class LeaseWorkers:
 
     Args:
         reader: Reader of the whole order, with a seed if it shuffles. It is pickled, so no pass may be active.
-        ledger_url: URL of the ledger: `sqlite:///path` or `postgresql://…`. An SQLite file works only if all Ray nodes
+        url: URL of the ledger: `sqlite:///path` or `postgresql://…`. An SQLite file works only if all Ray nodes
             are on this machine.
         consume: Function that is called with each batch, in the worker's process. Its return value is a result if
             it isn't None. The batch is committed after the pool has the result. A class is instantiated once for each
@@ -263,7 +263,7 @@ class LeaseWorkers:
     def __init__(
         self,
         reader: Reader,
-        ledger_url: str,
+        url: str,
         consume: Callable[[Any], Any],
         *,
         num_workers: int = 1,
@@ -286,7 +286,7 @@ class LeaseWorkers:
         # One thread runs `run`, and the second one `stop`.
         self._actor = ray.remote(Worker).options(**(actor_options or {}), max_concurrency=2, max_restarts=0)
         # With references, Ray ships the objects once to each node instead of once to each worker.
-        self._task = (ray.put(reader), ledger_url, ray.put(consume), {"job": job, **lease})
+        self._task = (ray.put(reader), url, ray.put(consume), {"job": job, **lease})
         self._collector = ray.remote(Collector).options(num_cpus=0, max_concurrency=10_000).remote(limit)
         self._prefix = f"ray-{secrets.token_hex(3)}"
         self._started = self._restarts = self._refused = 0

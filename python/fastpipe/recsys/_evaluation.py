@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import flag
+from fastpipe._arguments import flag, within
 from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import Positives
-from fastpipe._reader.ordering import within
 from fastpipe.batch._form import described
 from fastpipe.errors import InteractionsError
 from fastpipe.recsys._csr import CSR

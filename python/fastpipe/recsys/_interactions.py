@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._arguments import within
 from fastpipe._fastpipe import Positives
 from fastpipe._files._in_memory_files import Source, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._paths import Paths
 from fastpipe._omissions import report, share
-from fastpipe._reader.ordering import digest, within
+from fastpipe._reader.ordering import digest
 from fastpipe.batch._form import described
 from fastpipe.csv._reading import DEFAULT_NULLS, SUFFIXES, CsvData, Dialect, Header, OnRagged
 from fastpipe.errors import InteractionsError, RowsLeftOutWarning

@@ -10,14 +10,13 @@ from typing import Any, Literal, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import flag
+from fastpipe._arguments import flag, within
 from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import InteractionsDataset, Positives
 from fastpipe._locations import PointLocation
 from fastpipe._omissions import is_large, report, share
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options, whole_window
-from fastpipe._reader.ordering import within
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import RowsLeftOutWarning, UnseenItemsError

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fastpipe._arguments import within
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, within
+from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import ServiceError, UnsupportedError

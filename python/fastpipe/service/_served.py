@@ -43,38 +43,38 @@ class Shares:
     the memory for batches that are being sent.
 
     Attributes:
-        keep: Bytes of batches that are kept for other clients.
+        cache_bytes: Bytes of batches that are kept for other clients.
         passes: Bytes that all open passes may take together.
         sending: Bytes of delivered batches that aren't kept.
         each: Bytes for a pass without its own limit.
     """
 
-    keep: int
+    cache_bytes: int
     passes: int
     sending: int
     each: int
 
     @classmethod
-    def of(cls, memory: int, keep: int, max_passes: int) -> Self:
+    def of(cls, memory: int, cache_bytes: int, max_passes: int) -> Self:
         """Divides a server's memory.
 
         Args:
             memory: Total bytes.
-            keep: Bytes for kept batches, out of the total.
+            cache_bytes: Bytes for kept batches, out of the total.
             max_passes: Maximum number of open passes.
 
         Raises:
             ValueError: If no memory is left for passes.
         """
-        rest = memory - keep
+        rest = memory - cache_bytes
         sending = rest // 4
         passes = rest - sending
         if passes // max_passes < 1:
             raise ValueError(
-                f"the server's memory_limit is {memory} bytes, and keep is {keep} of these: nothing is left for"
-                f" {max_passes} passes; raise memory_limit, or lower keep or max_passes"
+                f"the server's memory_limit is {memory} bytes, and cache_bytes is {cache_bytes} of these: nothing is"
+                f" left for {max_passes} passes; raise memory_limit, or lower cache_bytes or max_passes"
             )
-        return cls(keep, passes, sending, min(passes // max_passes, 2 * sending))
+        return cls(cache_bytes, passes, sending, min(passes // max_passes, 2 * sending))
 
     def limit(self, own: int | None) -> int:
         """Returns the bytes for a pass of a reader with the given limit, or with no limit."""
@@ -134,7 +134,7 @@ class Served:
         except LimitError as error:
             raise LimitError(
                 f"a pass of the reader {self.name!r} doesn't fit its share of the server's memory_limit. Raise"
-                f" memory_limit, or lower keep or max_passes. The pass says: {error}"
+                f" memory_limit, or lower cache_bytes or max_passes. The pass says: {error}"
             ) from error
 
     def description(self) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from fastpipe._arguments import memory_size, within
 from fastpipe._fastpipe import FlightServer, Pass
-from fastpipe._reader.ordering import within
-from fastpipe._reader.pass_options import memory_size
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import FastpipeError, ServiceError
 from fastpipe.service._logs import RequestLog, say, say_error
@@ -47,7 +46,7 @@ class _Options:
     tls: tuple[bytes, bytes] | None
     client_ca: bytes | None
     max_passes: int
-    keep: int
+    cache_bytes: int
     pass_bytes: int | None
     alive: int | None
     max_requests: int
@@ -171,13 +170,13 @@ class Server:
         tls: PEM files of the certificate chain and its private key; None for no encryption.
         client_ca: PEM file with the CA certificates that client certificates must be signed by. Requires `tls`.
         max_passes: Maximum number of open passes over all clients. Defaults to 16.
-        keep: Maximum size of batches that are kept for other clients, in bytes or as text such as `"128MiB"`. Only
-            8 MiB are used until two clients have read the same stream.
-        memory_limit: Maximum size of the batches of all clients, in bytes or as text such as `"4GiB"`. After `keep` is
-            subtracted, a quarter is for batches that are being sent, and the rest for passes. A pass gets the limit of
-            its reader as far as it fits, or an equal share for each of `max_passes` if the reader has no limit. Fewer
-            passes are open if their limits don't fit together. Memory of Python, gRPC and the readers is not included.
-            None for no limit.
+        cache_bytes: Maximum size of batches that are kept for other clients, in bytes or as text such as `"128MiB"`.
+            Only 8 MiB are used until two clients have read the same stream.
+        memory_limit: Maximum size of the batches of all clients, in bytes or as text such as `"4GiB"`. After
+            `cache_bytes` is subtracted, a quarter is for batches that are being sent, and the rest for passes. A pass
+            gets the limit of its reader as far as it fits, or an equal share for each of `max_passes` if the reader has
+            no limit. Fewer passes are open if their limits don't fit together. Memory of Python, gRPC and the readers
+            is not included. None for no limit.
         max_requests: Maximum number of requests that are answered at once. Further requests are refused as busy; the
             clients ask other servers and retry later. Defaults to 512.
         metrics_port: HTTP port for metrics; 0 for any free port, see `metrics_url` (extra `metrics`). `/metrics` serves
@@ -212,7 +211,7 @@ class Server:
         tls: tuple[str | Path, str | Path] | None = None,
         client_ca: str | Path | None = None,
         max_passes: int = 16,
-        keep: int | str = "128MiB",
+        cache_bytes: int | str = "128MiB",
         memory_limit: int | str | None = None,
         max_requests: int = 512,
         metrics_port: int | None = None,
@@ -229,7 +228,7 @@ class Server:
             raise ValueError("metrics_host requires metrics_port: pass both, or remove it")
         if metrics_port is not None:
             metrics_port = within("metrics_port", metrics_port, 0, 65_535)
-        kept = memory_size("keep", keep)
+        kept = memory_size("cache_bytes", cache_bytes)
         shares = (
             None if memory_limit is None else Shares.of(memory_size("memory_limit", memory_limit), kept, max_passes)
         )
@@ -241,9 +240,9 @@ class Server:
             tls=None if tls is None else (Path(tls[0]).read_bytes(), Path(tls[1]).read_bytes()),
             client_ca=None if client_ca is None else Path(client_ca).read_bytes(),
             max_passes=max_passes,
-            keep=kept,
+            cache_bytes=kept,
             pass_bytes=None if shares is None else shares.passes,
-            alive=None if shares is None else shares.keep + shares.sending,
+            alive=None if shares is None else shares.cache_bytes + shares.sending,
             max_requests=most,
             patience=_PATIENCE,
             idle=_IDLE,

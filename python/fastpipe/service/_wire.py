@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fastpipe import errors
+from fastpipe._arguments import within
 from fastpipe._arrow.schema import encoded_features
 from fastpipe._reader.dataset import Dataset
-from fastpipe._reader.ordering import Ordering, digest, within
+from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe.errors import FastpipeError, MissingFileError, ServiceError, StateError, StorageError
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from fastpipe._arguments import shown
+from fastpipe._arguments import shown, within
 from fastpipe._boundary import Described, LoweredLookup
 from fastpipe._fastpipe import Vocabulary as _NativeVocabulary
 from fastpipe._local_path import local
@@ -286,7 +286,7 @@ class VocabularySpec(LookupSpec):
         if self.num_buckets is not None:
             if self.on_unknown != "bucket":
                 raise ValueError(f'num_buckets= requires on_unknown="bucket"; got {self.on_unknown!r}')
-            self._set("num_buckets", _count("num_buckets", self.num_buckets, 2**62))
+            self._set("num_buckets", within("num_buckets", self.num_buckets, 1, 2**62))
         if not isinstance(self.vocabulary, Vocabulary):
             self._set("vocabulary", Vocabulary(self.vocabulary))
         self._check_size()
@@ -344,8 +344,8 @@ class HashSpec(LookupSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("num_buckets", _count("num_buckets", self.num_buckets, 2**62))
-        self._set("seed", _count("seed", self.seed, 2**64 - 1, least=0))
+        self._set("num_buckets", within("num_buckets", self.num_buckets, 1, 2**62))
+        self._set("seed", within("seed", self.seed, 0, 2**64 - 1))
         self._check_size()
 
     @property
@@ -360,14 +360,6 @@ class HashSpec(LookupSpec):
 def _check_number(what: str, why: str, dtype: str, kinds: tuple[str, ...]) -> None:
     if dtype.rstrip("0123456789") not in kinds:
         raise ValueError(f"{what}: {why}; got {dtype!r}")
-
-
-def _count(what: str, value: Any, most: int, least: int = 1) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{what} must be an integer; got {shown(value)}")
-    if not least <= value <= most:
-        raise ValueError(f"{what} must be between {least} and {most}; got {value}")
-    return int(value)
 
 
 def described(features: Features) -> dict[str, list[Any]]:

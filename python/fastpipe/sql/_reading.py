@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack
 
-from fastpipe._arguments import shown
+from fastpipe._arguments import shown, within
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.options import Options, Settings, takes_options
-from fastpipe._reader.ordering import digest, within
+from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
 from fastpipe._text import plural
 from fastpipe.errors import FastpipeError, StorageError, in_file

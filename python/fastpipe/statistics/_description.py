@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastpipe._arguments import flag, shown
+from fastpipe._arguments import flag, shown, within
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._reader.ordering import Ordering, within
+from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.sampling import in_file_order, sample

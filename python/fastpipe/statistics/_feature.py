@@ -309,27 +309,27 @@ class FeatureStatistics:
         """
         return self._counted("counts").error
 
-    def counts(self, most: int | None = None) -> dict[Any, int]:
+    def counts(self, limit: int | None = None) -> dict[Any, int]:
         """Returns the number of occurrences of values, sorted by descending count and then by value.
 
         If there were more distinct values than the `exact_values` of `describe`, values that are rarer than
         `counts_error` may be missing.
 
         Args:
-            most: Maximum number of values to return. Defaults to None, which returns all.
+            limit: Maximum number of values to return. Defaults to None, which returns all.
 
         Raises:
             UnsupportedError: If the feature has floats.
         """
         found = self._counted("counts").most()
-        return {self._named(value): count for value, count in list(found.items())[:most]}
+        return {self._named(value): count for value, count in list(found.items())[:limit]}
 
-    def vocabulary(self, min_count: int = 1, most: int | None = None) -> list[Any]:
+    def vocabulary(self, min_count: int = 1, limit: int | None = None) -> list[Any]:
         """Returns the values sorted by descending count, for `VocabularySpec`.
 
         Args:
             min_count: Minimum number of occurrences of a value. Defaults to 1.
-            most: Maximum number of values to return. Defaults to None, which returns all.
+            limit: Maximum number of values to return. Defaults to None, which returns all.
 
         Raises:
             UnsupportedError: If the feature has floats.
@@ -342,7 +342,7 @@ class FeatureStatistics:
                 f"values that occur less than {counts.error + 1} times may be missing: increase min_count to that, or "
                 f"increase exact_values of describe, which was {counts.limit}"
             )
-        return [self._named(value) for value in list(counts.most(min_count))[:most]]
+        return [self._named(value) for value in list(counts.most(min_count))[:limit]]
 
     def buckets(self, number: int) -> list[Any]:
         """Returns boundaries of buckets with about the same number of finite values, for `numpy.digitize`.

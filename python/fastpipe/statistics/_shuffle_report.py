@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._arguments import within
 from fastpipe._fastpipe import AvroDataset, Order
 from fastpipe._files._in_memory_files import lowered
 from fastpipe._files._paths import Paths, expand
-from fastpipe._reader.ordering import Ordering, Shuffle, within
+from fastpipe._reader.ordering import Ordering, Shuffle
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe._text import plural, table
 from fastpipe.statistics import _shuffle_math

@@ -19,7 +19,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
-from fastpipe._reader.ordering import within
+from fastpipe._arguments import within
 from fastpipe._reader.passes import Passes, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import FastpipeError, StateError

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._arguments import within
 from fastpipe._fastpipe import Drawing
-from fastpipe._reader.ordering import within
 from fastpipe._reader.sampling import uniform
 from fastpipe.batch import Masked
 from fastpipe.cuda._fill._devices import Device

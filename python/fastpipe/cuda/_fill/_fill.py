@@ -11,12 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import column_names, flag, shown
+from fastpipe._arguments import column_names, flag, memory_size, shown, within
 from fastpipe._files._in_memory_files import Source
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._progress import progress_bar
-from fastpipe._reader.ordering import seed_of, within
-from fastpipe._reader.pass_options import memory_size
+from fastpipe._reader.ordering import seed_of
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.sampling import LARGEST_SAMPLE, counts_of, gathered
 from fastpipe.csv._sampling import BlockVariance
@@ -59,14 +58,14 @@ class Fill(Sequence[Filled]):
         matrices: Callable[[TransferQueue], Any],
         *,
         batch_size: int,
-        memory: int,
+        memory_limit: int,
         progress: bool,
     ) -> None:
         self.num_rows = num_rows
         self.columns = columns.names
         self.seed = seed
         self._reader, self._columns, self._rows, self._queues = reader, columns, rows, queues
-        self._batch_size, self._memory, self._progress = batch_size, memory, progress
+        self._batch_size, self._memory, self._progress = batch_size, memory_limit, progress
         self._refill = -1
         # Only one thread at a time fills a device's buffers.
         self._filling = threading.Lock()
@@ -221,7 +220,7 @@ def fill(
     columns: str | Sequence[str] | None = None,
     dtype: npt.DTypeLike = "float32",
     order: Layout = "C",
-    memory: int | str = "2GB",
+    memory_limit: int | str = "2GB",
     framework: Literal["torch", "cupy"] | None = None,
     index_cache: IndexCache = None,
     num_threads: int | Literal["auto"] | None = "auto",
@@ -231,7 +230,7 @@ def fill(
 
     All rows are drawn before any row is read, as a pure function of the seed. Files are then read once for all devices,
     in storage order. Each row is parsed once, directly into a buffer of its device. While one buffer is being filled, a
-    thread and a stream of the device copy the other one. Host memory stays within `memory`.
+    thread and a stream of the device copy the other one. Host memory stays within `memory_limit`.
 
     Args:
         source: CSV files (a path, a glob, a directory, or a list of these), or a reader of any source without ranks. A
@@ -258,8 +257,8 @@ def fill(
         dtype: Numeric dtype of the arrays. NaN marks missing values. Defaults to float32.
         order: "C" stores row after row in memory, "F" column after column, which suits XGBoost and cuML. Defaults to
             "C".
-        memory: Host memory to use, as a number of bytes or with a unit, at least 16 MiB. The memory of `"cpu"` devices
-            isn't included. Defaults to "2GB".
+        memory_limit: Maximum host memory to use, as a number of bytes or with a unit, at least 16 MiB. The memory of
+            `"cpu"` devices isn't included. Defaults to "2GB".
         framework: Framework of the arrays on GPUs, `"torch"` or `"cupy"`. Defaults to None, which chooses PyTorch, or
             CuPy if PyTorch isn't installed. With `"torch"`, `"cpu"` devices contain tensors as well.
         index_cache: Directory in which the indexes of files are kept, or True for the user's cache
@@ -305,9 +304,9 @@ def fill(
     if not 0 < share <= 1 or (share != 1 and method == "exact"):
         raise ValueError(f'share must be above 0 and at most 1, and 1 unless method="block"; got {share}')
     again = flag("replace", replace)
-    allowed = memory_size("memory", memory)
+    allowed = memory_size("memory_limit", memory_limit)
     if allowed < _LEAST_MEMORY:
-        raise ValueError(f"memory must be at least {_LEAST_MEMORY} bytes; got {allowed}")
+        raise ValueError(f"memory_limit must be at least {_LEAST_MEMORY} bytes; got {allowed}")
     chosen = seed_of(seed)
     targets = _devices(devices, framework)
     reader, read = _opened(source, columns, kind, index_cache, num_threads)
@@ -337,7 +336,7 @@ def fill(
         queues,
         lambda queue: queue.device.matrix(count, len(read.names), kind, order),
         batch_size=batch_size,
-        memory=allowed,
+        memory_limit=allowed,
         progress=flag("progress", progress),
     )
     filled.refill()

@@ -8,7 +8,6 @@ to improve. If torchdata is installed, its `StatefulDataLoader` reads the datase
 from __future__ import annotations
 
 import inspect
-import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 import torch.utils.data
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from fastpipe._arguments import memory_size, within
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.torch.loader._in_process import InProcess, Progress
 from fastpipe.torch.loader._order import BetweenPasses
@@ -167,8 +167,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             Defaults to `prefetch_factor`. For map-style datasets only.
         worker_method: "multiprocessing" or "thread". Defaults to "multiprocessing", also on free-threaded Python. For
             map-style datasets only.
-        memory_limit: Maximum number of bytes of shared memory for batches, including batches that the consumer keeps.
-            Defaults to the available memory of the machine or its container. For map-style datasets only.
+        memory_limit: Maximum size of shared memory for batches, including batches that the consumer keeps: a number of
+            bytes, or a size such as "4GB". Defaults to the available memory of the machine or its container. For
+            map-style datasets only.
         snapshot_every_n_steps: Number of batches between snapshots of an iterable dataset's state, as in torchdata's
             `StatefulDataLoader`. Defaults to 1.
 
@@ -216,7 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         in_order: bool = True,
         num_batch_workers: int | None = None,
         worker_method: str | None = None,
-        memory_limit: int | None = None,
+        memory_limit: int | str | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         more = {"in_order": in_order} if _HAS_IN_ORDER else {}
@@ -242,8 +243,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         if not _HAS_IN_ORDER:
             self.in_order = in_order
         is_stream = self._dataset_kind == 1 or isinstance(dataset, (IterDataPipe, MapDataPipe))
-        self.num_batch_workers = _whole("num_batch_workers", num_batch_workers, 0)
-        self.memory_limit = _whole("memory_limit", memory_limit, 1)
+        self.num_batch_workers = (
+            None if num_batch_workers is None else within("num_batch_workers", num_batch_workers, 0, 2**31)
+        )
+        self.memory_limit = None if memory_limit is None else memory_size("memory_limit", memory_limit)
         self.worker_method = "multiprocessing" if worker_method is None else _method(worker_method)
         if is_stream:
             _check_stream(num_batch_workers=num_batch_workers, memory_limit=memory_limit, worker_method=worker_method)
@@ -382,18 +385,6 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         second. Another thread can call this method to find out what a blocked `next` waits for.
         """
         return explained(self, self._account)
-
-
-def _whole(name: str, value: int | None, least: int) -> int | None:
-    if value is None:
-        return None
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer; got {value!r}") from None
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}; got {number}")
-    return number
 
 
 def _check_stream(**given: Any) -> None:

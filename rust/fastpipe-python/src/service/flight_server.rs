@@ -332,7 +332,7 @@ struct ServerOptions {
     tls: Option<(Vec<u8>, Vec<u8>)>,
     client_ca: Option<Vec<u8>>,
     max_passes: usize,
-    keep: usize,
+    cache_bytes: usize,
     pass_bytes: Option<usize>,
     alive: Option<usize>,
     max_requests: usize,
@@ -350,7 +350,7 @@ impl FlightServer {
         let seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let bounds = Bounds {
             passes: options.max_passes,
-            keep: options.keep,
+            keep: options.cache_bytes,
             pass_bytes: options.pass_bytes,
             alive: options.alive,
             patience: seconds(options.patience),
