@@ -42,7 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory, table: np.ndarray) -> Path:
 
 
 def fill(source: Any, devices: Any = ("cpu", "cpu"), **options: Any) -> fastpipe.cuda.Fill:
-    return fastpipe.cuda.fill(source, devices, **{"seed": 5, "memory": "64MB"} | options)
+    return fastpipe.cuda.fill(source, devices, **{"seed": 5, "memory_limit": "64MB"} | options)
 
 
 def design_effect(values: np.ndarray, units: np.ndarray) -> list[float]:
