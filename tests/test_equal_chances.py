@@ -83,7 +83,7 @@ def in_strata(file: File, seed: int, size: int, **how: object) -> np.ndarray:
 
 def in_devices(file: File, seed: int, **how: object) -> np.ndarray:
     """Returns the rows of the second of two devices."""
-    options = {"columns": ["i"], "memory": "32MB"} | how
+    options = {"columns": ["i"], "memory_limit": "32MB"} | how
     filled = fastpipe.cuda.fill(file.reader, ["cpu"] * 2, rows=file.drawn, seed=seed, **options)  # type: ignore[arg-type]
     return filled[1].rows
 

@@ -443,7 +443,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
         (lambda: VocabularySpec(["a"], separator=1), TypeError, "separator"),
         (lambda: VocabularySpec(["a"], separator="\ud800"), ValueError, "UTF-8"),
         (lambda: VocabularySpec(["a"], layout="csc"), ValueError, '"coo" or "csr"'),
-        (lambda: VocabularySpec(["a"], nulls="drop"), ValueError, "nulls must be"),
+        (lambda: VocabularySpec(["a"], on_null="drop"), ValueError, "on_null must be"),
         (lambda: VocabularySpec(["a"], fill="b"), TypeError, "fill"),
         (lambda: VocabularySpec(["a"], field=""), ValueError, "field is empty"),
         (lambda: HashSpec(0), ValueError, "num_buckets must be between 1"),
