@@ -56,7 +56,7 @@ def test_wrong_bounds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     config = config_of(rows_of(5000), tmp_path)
     for options, status, told in [
         (["--memory-limit", "much"], 2, "fastpipe: memory_limit must be a number of bytes or a size"),
-        (["--memory-limit", "1MiB"], 2, "nothing is left for 16 passes; raise memory_limit, or lower keep"),
+        (["--memory-limit", "1MiB"], 2, "nothing is left for 16 passes; raise memory_limit, or lower cache_bytes"),
         (["--memory-limit", "129MiB", "--max-passes", "1000"], 1, "doesn't fit its share of the server's memory_limit"),
         (["--max-requests", "0"], 2, "fastpipe: max_requests "),
         (["--metrics-port", "70000"], 2, "fastpipe: metrics_port "),
