@@ -100,7 +100,7 @@ def test_rows_without_values_are_ragged() -> None:
         (Masked(np.arange(3), np.array([True, False])), ValueError, r"a mask of shape \(2,\) doesn't fit"),
         (Ragged(np.arange(3), np.array([0, -1, 2])), ValueError, "column 'x': .*offset"),
         (Ragged(np.arange(3), np.array([0, 2, 1])), ValueError, "column 'x': .*offset"),
-        (Ragged(np.arange(3), np.array([0, 1, 9])), ValueError, "column 'x': .*offsets"),
+        (Ragged(np.arange(3), np.array([0, 1, 9])), ValueError, "column 'x': Last offset 9"),
         (Ragged(np.arange(3), np.array([])), TypeError, "column 'x': offsets must be one-dimensional integers"),
         (Ragged(np.arange(3), np.array([0.0, 1.0])), TypeError, "column 'x': offsets must be one-dimensional integers"),
         (Ragged(Ragged(np.arange(3), np.array([0, 9])), np.array([0, 1])), ValueError, "column 'x': "),

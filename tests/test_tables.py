@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastpipe
+import processes
 from arrow_tables import as_lists, expected, leaves, ragged_steps, tables
 from fastpipe import DenseSpec, Masked, Ragged, RaggedSpec, Sparse, SparseSpec, Strings
 from fastpipe.batch import SparseCSR
@@ -85,6 +87,104 @@ def test_arrays_are_returned_unchanged(order: dict[str, Any]) -> None:
     for batch in fastpipe.from_arrays(arrays, batch_size=7, **order):
         for name, form in arrays.items():
             same(batch[name], rows_of(form, batch["row"]))
+
+
+def test_arrays_need_no_pyarrow(tmp_path: pathlib.Path) -> None:
+    script = """
+        sys.modules["pyarrow"] = None
+        import pickle, numpy as np, fastpipe
+        numbers = np.arange(20)
+        arrays = {
+            "n": numbers,
+            "square": numbers.reshape(20, 1).astype("f2"),
+            "flag": numbers % 3 == 0,
+            "day": numbers.astype("M8[D]"),
+            "took": numbers.astype("m8[ms]"),
+            "ragged": fastpipe.Ragged(numbers, np.r_[0:20, 20]),
+            "sparse": fastpipe.batch.SparseCSR(np.r_[0:20, 20], numbers, numbers, np.array([20, 20])),
+            "maybe": fastpipe.Masked(numbers, numbers % 2 == 0),
+            "text": fastpipe.Strings(np.full(20, 97, "u1"), np.arange(21), (20,), False),
+        }
+        reader = fastpipe.from_arrays(arrays, batch_size=6, shuffle=True, seed=1)
+        again = pickle.loads(pickle.dumps(reader))
+        again.load_state_dict(reader.state_dict())
+        assert all((a["n"] == b["n"]).all() for a, b in zip(reader, again, strict=True))
+        print(sum(int(batch["n"].sum()) for batch in reader), reader.features["maybe"].on_null)
+        print(fastpipe.write_avro(sys.argv[1], arrays).rows)
+        try:
+            fastpipe.to_arrow(arrays)
+        except ImportError as error:
+            print(error)
+    """
+    assert processes.outputs(processes.run(script, str(tmp_path / "a.avro")))[0].splitlines() == [
+        "190 mask",
+        "20",
+        "Arrow data requires pyarrow: pip install 'fastpipe-data[arrow]'",
+    ]
+
+
+_TIMES = [f"{kind}8[{unit}]" for kind in "mM" for unit in ("s", "ms", "us", "ns")]
+
+
+@given(st.data())
+def test_arrays_are_read_like_tables_of_pyarrow(data: st.DataObject) -> None:
+    """Checks features, batches and states against a table whose memory pyarrow made."""
+    dtype = np.dtype(data.draw(st.sampled_from(["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "M8[D]", *_TIMES])))
+    rows, size = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 3))
+    numbers = np.array(data.draw(st.lists(st.integers(0, 100), min_size=rows * 3, max_size=rows * 3)), "i8")
+    values, valid = numbers.astype(dtype), numbers % 3 > 0
+    layout = data.draw(st.sampled_from(["plain", "strided", "reversed", "swapped", "read only", "unaligned"]))
+
+    def laid_out(array: np.ndarray) -> np.ndarray:
+        if layout == "strided":
+            return np.repeat(array, 2, axis=0)[::2]
+        if layout == "reversed":
+            return array[::-1].copy()[::-1]
+        if layout == "swapped":
+            return array.astype(dtype.newbyteorder())
+        if layout == "unaligned":
+            return np.frombuffer(b"\0" + array.tobytes(), "u1")[1:].view(dtype).reshape(array.shape)
+        array.flags.writeable = layout != "read only"
+        return array
+
+    texts = [str(number) * (number % 3) for number in numbers[:rows]]
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)])
+    some = numbers[:rows] % 2 == 0
+    arrays = {
+        "x": laid_out(values[:rows].copy()),
+        "square": laid_out(values.reshape(rows, 3)[:, :size].copy()),
+        "ragged": Ragged(laid_out(values.copy()), np.arange(0, rows * 3 + 1, 3)),
+        "text": Strings(np.frombuffer(b"".join(encoded), "u1"), ends, (rows,), False),
+        "maybe": Masked(laid_out(values[:rows].copy()), valid[:rows]),
+        "lists": Masked(Ragged(values.copy(), np.arange(0, rows * 3 + 1, 3)), some),
+    }
+    whole = pa.array(values)
+    lists = pa.LargeListArray.from_arrays(pa.array(range(0, rows * 3 + 1, 3), pa.int64()), whole)
+    square = pa.array(values.reshape(rows, 3)[:, :size].ravel(), whole.type)
+    kind = pa.list_(whole.type, size)
+    table = pa.table(
+        {
+            "x": whole[:rows],
+            "square": pa.Array.from_buffers(kind, rows, [None], children=[square]),
+            "ragged": lists,
+            "text": pa.array(texts, pa.large_string()),
+            "maybe": pa.array(values[:rows], mask=~valid[:rows]),
+            "lists": pa.array([row if there else None for row, there in zip(lists, some, strict=True)], lists.type),
+        }
+    )
+    order = data.draw(st.sampled_from(ORDERS))
+    order = {"seed": 1} | order
+    ours = fastpipe.from_arrays(arrays, batch_size=2, **order)
+    inferred = fastpipe.from_arrow(table, batch_size=2).features
+    assert {n: (s.shape, s.dtype) for n, s in ours.features.items()} == {
+        n: (s.shape, s.dtype) for n, s in inferred.items()
+    }
+    theirs = fastpipe.from_arrow(table, features=ours.features, batch_size=2, **order)
+    assert ours.state_dict() == theirs.state_dict()
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in arrays:
+            same(mine[name], other[name])
 
 
 def test_a_default_window_is_the_whole_table() -> None:

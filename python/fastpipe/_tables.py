@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fastpipe._arguments import imported, shown
-from fastpipe._arrow import to_arrow
+from fastpipe._arrow.export import table_of
 from fastpipe._arrow.schema import is_time, require_pyarrow, rewritten, written
 from fastpipe._fastpipe import TableDataset
 from fastpipe._locations import RowLocation
@@ -41,7 +41,7 @@ class TableData:
     def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:
         # A stream can only be read once, but a reader may be pickled.
         self._table = table = _read(table)
-        arrow = to_arrow(table) if isinstance(table, Mapping) else table
+        arrow = table_of(table) if isinstance(table, Mapping) else table
         self.handle = TableDataset(arrow, columns if features is None else features._lower())
         if features is None:
             features = inferred(self.handle.features())
@@ -146,7 +146,7 @@ def from_arrays(
     batch_size: int,
     **options: Unpack[Options],
 ) -> Reader:
-    """Reads arrays in memory as batches of their rows (extra `arrow`).
+    """Reads arrays in memory as batches of their rows.
 
     Args:
         arrays: A dict from name to NumPy array `[rows, *shape]` or batch form (`Ragged`, `Strings`, `Masked`, `Sparse`,
@@ -164,7 +164,6 @@ def from_arrays(
         The reader, which keeps the arrays alive.
 
     Raises:
-        ImportError: If pyarrow isn't installed.
         TypeError: If a column is not an array, or has an unsupported dtype.
         ValueError: If columns have different numbers of rows, or arguments are out of range or exclude each other.
 

@@ -7,29 +7,29 @@ strings. The following arrays are copied because their layouts differ:
 - the indices of `Sparse`, because Arrow stores each dimension separately (a one-dimensional `SparseCSR` is shared);
 - dates, which Arrow stores in 32 bits, and times in units that Arrow doesn't support;
 - integers whose spec has a scale, which are converted to wider Arrow decimals;
-- arrays that aren't C-contiguous or have the other byte order.
+- arrays that aren't C-contiguous or aligned, or have the other byte order.
 
 Arrow buffers keep the NumPy arrays alive, and the arrays keep the reader's memory alive. So a record batch outlives the
 batch, the pass and the reader. Later writes into the arrays change the record batch.
 
-Readers are Arrow streams. The extension module creates record batches over the memory of a pass's batches and exports
-them through Arrow's C data interface. So pyarrow is needed only for pyarrow objects. Sparse columns are read as
-`SparseCSR`, which is Arrow's layout, even if the reader's batches have the layout "coo".
+Readers are Arrow streams. The extension module creates all Arrow arrays, over the memory of NumPy arrays or of a pass's
+batches, and exports them through Arrow's C data interface. So pyarrow is needed only for pyarrow objects. Sparse
+columns are read as `SparseCSR`, which is Arrow's layout, even if the reader's batches have the layout "coo".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastpipe._arguments import shown
 from fastpipe._arrow.schema import VALID, checked_name, integers_of, metadata_of, require_pyarrow, schema_of
-from fastpipe._fastpipe import ArrowBatches, Pass
+from fastpipe._fastpipe import ArrowArray, ArrowBatches, Pass
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
+from fastpipe.errors import LimitError, MalformedFileError
 from fastpipe.specs import Features, Spec
 
 if TYPE_CHECKING:
@@ -68,6 +68,14 @@ def _decimals(array: pa.Array, kind: Any) -> pa.Array:
     return pa.Array.from_buffers(kind, len(array), [bitmap, pa.py_buffer(words)])
 
 
+# Formats of types in Arrow's C data interface.
+_NUMBERS = {
+    (kind, 2**i): format
+    for kind, formats in {"i": "csil", "u": "CSIL", "f": " efg", "b": "b"}.items()
+    for i, format in enumerate(formats)
+}
+_DATE, _TEXT, _BINARY = "tdD", "U", "Z"
+
 _TIMES = ("s", "ms", "us", "ns")
 # The Arrow units to which other units are converted.
 _DATES = ("Y", "M", "W", "D")
@@ -89,9 +97,9 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     Columns whose spec has a scale are converted to decimals of that scale.
 
     Only arrays with a different layout in Arrow are copied: bools and masks, indices of `Sparse`, dates, decimals, and
-    arrays that aren't C-contiguous or have the other byte order. All other arrays are shared, so writing into the
-    batch's arrays later changes the record batch. `NaT` is converted to null, and so is NaN in columns whose spec has
-    `fill=nan`. The `dense_shape` of sparse columns is not stored; their specs have it.
+    arrays that aren't C-contiguous or aligned, or have the other byte order. All other arrays are shared, so writing
+    into the batch's arrays later changes the record batch. `NaT` is converted to null, and so is NaN in columns whose
+    spec has `fill=nan`. The `dense_shape` of sparse columns is not stored; their specs have it.
 
     Args:
         batch: A batch of a reader, or a similar dict from name to array or form. All columns must have the same number
@@ -105,6 +113,7 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
 
     Raises:
         ImportError: If pyarrow isn't installed.
+        LimitError: If a column has more than 64 levels of nesting.
         TypeError: If a column is neither a NumPy array nor a form, has a dtype that Arrow doesn't support, such as
             Python objects, or doesn't match its spec. The message names the column.
         ValueError: If columns have different numbers of rows, don't match `features`, or are inconsistent: a mask has
@@ -118,14 +127,27 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
         clicked_items: large_list<item: int64>
           child 0, item: int64
     """
-    require_pyarrow()
+    pa = require_pyarrow()
     if not isinstance(batch, Mapping):
         raise TypeError(f"a batch must be a dict from column name to array; got {shown(batch)}")
     if features is None:
-        return _record_batch(batch, None, Features())
+        return _imported(pa.record_batch, table_of(batch))
     specs = Features(features)
     schema = schema_of(specs, valid=VALID in batch and VALID not in specs)
-    return _record_batch(batch, schema, specs)
+    if batch.keys() != set(schema.names):
+        missing = sorted(set(schema.names) - batch.keys())
+        problem = f"lacks {missing}" if missing else f"also has {[name for name in batch if name not in schema.names]}"
+        raise ValueError(f"the columns of the batch don't match features: it {problem}")
+    null_nans = {name for name, spec in specs.items() if spec._nan_is_null}
+    forms = {name: _with_nulls(batch[name]) if name in null_nans else batch[name] for name in schema.names}
+    integers, arrays = integers_of(specs), []
+    for field, array in zip(schema, _imported(pa.record_batch, table_of(forms)).columns, strict=True):
+        if array.type == integers.get(field.name):
+            array = with_decimals(array, field.type)
+        if array.type != field.type:
+            raise TypeError(f"column {field.name!r} has Arrow type {array.type}, but its spec requires {field.type}")
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def form_to_arrow(form: Any) -> pa.Array:
@@ -133,38 +155,37 @@ def form_to_arrow(form: Any) -> pa.Array:
 
     Raises:
         ImportError: If pyarrow isn't installed.
+        LimitError: If the form has more than 64 levels of nesting.
         TypeError: If the form has a dtype that Arrow doesn't support.
         ValueError: If the parts of the form are inconsistent.
     """
-    require_pyarrow()
-    return _column(form, type(form).__name__)
+    return _imported(require_pyarrow().array, _column(form, type(form).__name__))
 
 
-def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, specs: Features) -> pa.RecordBatch:
-    pa = require_pyarrow()
-    integers = integers_of(specs)
-    names = list(batch) if schema is None else schema.names
-    if schema is not None and batch.keys() != set(names):
-        missing, others = sorted(set(names) - batch.keys()), [name for name in batch if name not in names]
-        problem = f"lacks {missing}" if missing else f"also has {others}"
-        raise ValueError(f"the columns of the batch don't match features: it {problem}")
-    # Accessing types one by one takes as long as all other work for a column.
-    types = [None] * len(names) if schema is None else schema.types
-    arrays: list[Any] = []
-    for name, kind in zip(names, types, strict=True):
-        where = f"column {(checked_name(name) if schema is None else name)!r}"
-        form = _with_nulls(batch[name]) if name in specs and specs[name]._nan_is_null else batch[name]
+def _imported(function: Callable[[Any], Any], data: Any) -> Any:
+    """Returns what a function of pyarrow makes of valid data with an Arrow interface."""
+    try:
+        return function(data)
+    except require_pyarrow().ArrowInvalid as error:
+        raise LimitError(f"pyarrow can't import the data: {error} (at most 64 levels of nesting)") from None
+
+
+def table_of(batch: Mapping[str, Any]) -> ArrowArray:
+    """Returns the columns of a batch as an Arrow struct over the same memory. Doesn't need pyarrow.
+
+    Raises:
+        TypeError: If a column has the wrong type (see `to_arrow`).
+        ValueError: If the columns are inconsistent, or Arrow doesn't support a name.
+    """
+    columns: list[tuple[str, ArrowArray]] = []
+    for name, form in batch.items():
+        where = f"column {checked_name(name)!r}"
         array = _column(form, where)
-        if name in integers and array.type == integers[name]:
-            array = with_decimals(array, kind)
-        if kind is not None and array.type != kind:
-            raise TypeError(f"{where} has Arrow type {array.type}, but its spec requires {kind}")
-        if arrays and len(array) != len(arrays[0]):
-            raise ValueError(f"column {names[0]!r} has {len(arrays[0])} rows, but {where} has {len(array)}")
-        arrays.append(array)
-    if schema is None:
-        return pa.RecordBatch.from_arrays(arrays, names=names)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        if columns and len(array) != len(columns[0][1]):
+            first, other = columns[0]
+            raise ValueError(f"column {first!r} has {len(other)} rows, but {where} has {len(array)}")
+        columns.append((name, array))
+    return ArrowArray("+s", len(columns[0][1]) if columns else 0, [None], columns)
 
 
 def _with_nulls(form: Any) -> Any:
@@ -183,15 +204,12 @@ def _with_nulls(form: Any) -> Any:
     return form
 
 
-def _column(node: Any, where: str) -> pa.Array:
-    """Returns a form as a validated array: offsets must be in order, and strings must be UTF-8."""
-    invalid = require_pyarrow().ArrowInvalid
+def _column(node: Any, where: str) -> ArrowArray:
+    """Returns a form as a valid array: offsets are in order, and strings are UTF-8."""
     try:
-        array = _array(node, where)
-        array.validate(full=True)
-    except invalid as error:
+        return _array(node, where)
+    except MalformedFileError as error:
         raise ValueError(f"{where}: {error}") from None
-    return array
 
 
 class _Masks:
@@ -219,19 +237,13 @@ class _Masks:
             if valid.shape != shape[:depth]:
                 raise ValueError(f"{self._where}: a mask of shape {valid.shape} doesn't fit values of shape {shape}")
 
-    def bitmap(self, depth: int) -> pa.Buffer | None:
+    def bitmap(self, depth: int) -> np.ndarray | None:
         valid = self._masks.get(depth)
-        return None if valid is None else _buffer(np.packbits(valid, bitorder="little"))
+        return None if valid is None else np.packbits(valid, bitorder="little")
 
 
-def _array(node: Any, where: str) -> pa.Array:
+def _array(node: Any, where: str) -> ArrowArray:
     """Returns a column, or one level of it, as an Arrow array with the same number of rows."""
-    if type(node) is np.ndarray and node.ndim == 1 and node.flags.c_contiguous:
-        # A fast path for plain numbers: the code below takes longer than decoding many a batch.
-        number = _number(node.dtype)
-        if number is not None:
-            pa = require_pyarrow()
-            return pa.Array.from_buffers(number, len(node), [None, pa.py_buffer(node)])
     masks = _Masks(where)
     while isinstance(node, Masked):
         masks.add(node.valid)
@@ -249,20 +261,11 @@ def _array(node: Any, where: str) -> pa.Array:
             f"{where} is {_described(node)}: only NumPy arrays and fastpipe's array types can be converted to Arrow"
         )
     for depth in range(len(shape) - 1, 0, -1):
-        kind = require_pyarrow().list_(array.type, shape[depth])
-        array = _from_buffers(kind, math.prod(shape[:depth]), [masks.bitmap(depth)], [array])
+        array = ArrowArray(f"+w:{shape[depth]}", math.prod(shape[:depth]), [masks.bitmap(depth)], [("item", array)])
     return array
 
 
-@cache
-def _number(dtype: np.dtype[Any]) -> pa.DataType | None:
-    """Returns Arrow's type for numbers that have the same layout in NumPy."""
-    if dtype.kind in "iuf" and dtype.itemsize <= 8 and dtype.isnative:
-        return require_pyarrow().from_numpy_dtype(dtype)
-    return None
-
-
-def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...], pa.Array]:
+def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...], ArrowArray]:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{where} is a NumPy MaskedArray: use fastpipe.Masked(values.data, ~values.mask)")
     if array.ndim == 0:
@@ -276,21 +279,20 @@ def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...
         kind, array = _times(array, where)
     elif array.dtype.kind in "biuf" and array.dtype.itemsize <= 8:
         array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
-        kind = require_pyarrow().from_numpy_dtype(array.dtype)
+        kind = _NUMBERS[array.dtype.kind, array.dtype.itemsize]
     else:
         raise TypeError(f"{where} has dtype {array.dtype}, which Arrow doesn't support{_hint(array.dtype)}")
     masks.check(shape)
     data = np.packbits(array, bitorder="little") if array.dtype == np.bool_ else array
-    return shape, _from_buffers(kind, array.size, [masks.bitmap(depth), _buffer(data)])
+    return shape, ArrowArray(kind, array.size, [masks.bitmap(depth), np.ascontiguousarray(data)])
 
 
 def _hint(dtype: np.dtype[Any]) -> str:
     return ": convert it to fastpipe.Strings" if dtype.kind in "SUTO" else ""
 
 
-def _times(array: np.ndarray, where: str) -> tuple[pa.DataType, np.ndarray]:
+def _times(array: np.ndarray, where: str) -> tuple[str, np.ndarray]:
     """Returns Arrow's type for dates and times, and integers in its unit."""
-    pa = require_pyarrow()
     unit, _ = np.datetime_data(array.dtype)
     if array.dtype.kind == "M" and unit in _DATES:
         days = _converted(array, "datetime64[D]", where).view(np.int64)
@@ -298,13 +300,12 @@ def _times(array: np.ndarray, where: str) -> tuple[pa.DataType, np.ndarray]:
         days = np.where(np.isnat(array), 0, days)
         if days.size and not -(2**31) <= days.min() <= days.max() < 2**31:
             raise ValueError(f"{where} has dates that don't fit Arrow dates, which count days in 32 bits")
-        return pa.date32(), days.astype(np.int32)
+        return _DATE, days.astype(np.int32)
     if unit in _LONG:
         unit = "s"
     if unit not in _TIMES:
         raise TypeError(f"{where} has dtype {array.dtype}: Arrow supports the units s, ms, us and ns")
-    kind = pa.timestamp(unit) if array.dtype.kind == "M" else pa.duration(unit)
-    wanted = "datetime64" if array.dtype.kind == "M" else "timedelta64"
+    kind, wanted = (f"ts{unit[0]}:", "datetime64") if array.dtype.kind == "M" else (f"tD{unit[0]}", "timedelta64")
     return kind, _converted(array, f"{wanted}[{unit}]", where).view(np.int64)
 
 
@@ -320,31 +321,29 @@ def _converted(array: np.ndarray, dtype: str, where: str) -> np.ndarray:
     return converted
 
 
-def _strings(node: Strings, masks: _Masks, where: str) -> tuple[tuple[int, ...], pa.Array]:
-    pa = require_pyarrow()
+def _strings(node: Strings, masks: _Masks, where: str) -> tuple[tuple[int, ...], ArrowArray]:
     shape = node.shape
-    values: Any = node.values
+    values: Any = node.values  # A caller may have passed another type.
     masks.check(shape)
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim != 1:
         raise TypeError(f"{where}: the bytes of Strings must be one-dimensional uint8; got {_described(values)}")
-    kind = pa.large_binary() if node.binary else pa.large_string()
     entries = math.prod(shape)
     offsets = _offsets(node.offsets, where)
     if len(offsets) != entries + 1:
         raise ValueError(f"{where}: {entries} strings must have {entries + 1} offsets; got {len(offsets)}")
-    return shape, _from_buffers(kind, entries, [masks.bitmap(len(shape)), _buffer(offsets), _buffer(values)])
+    buffers = [masks.bitmap(len(shape)), offsets, np.ascontiguousarray(values)]
+    return shape, ArrowArray(_BINARY if node.binary else _TEXT, entries, buffers)
 
 
-def _ragged(node: Ragged, masks: _Masks, where: str) -> tuple[tuple[int], pa.Array]:
+def _ragged(node: Ragged, masks: _Masks, where: str) -> tuple[tuple[int], ArrowArray]:
     offsets = _offsets(node.offsets, where)
     rows = len(offsets) - 1
     masks.check((rows,))
     return (rows,), _lists(offsets, _array(node.values, where), masks.bitmap(1))
 
 
-def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[int], pa.Array]:
+def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[int], ArrowArray]:
     """Returns a struct with one list per dimension and one for the values, all with the same offsets."""
-    pa = require_pyarrow()
     indices: Any = node.indices  # Users may pass any type.
     if not isinstance(indices, np.ndarray) or indices.dtype.kind not in "iu" or indices.ndim not in (1, 2):
         raise TypeError(f"{where}: sparse indices must be integers with one row per entry; got {_described(indices)}")
@@ -364,9 +363,8 @@ def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[
     parts["values"] = _array(node.values, where)
     if len(parts["values"]) != len(indices):
         raise ValueError(f"{where} has {len(indices)} sparse indices, but {len(parts['values'])} values")
-    lists = {name: _lists(offsets, part) for name, part in parts.items()}
-    kind = pa.struct([(name, part.type) for name, part in lists.items()])
-    return (rows,), _from_buffers(kind, rows, [masks.bitmap(1)], list(lists.values()))
+    lists = [(name, _lists(offsets, part)) for name, part in parts.items()]
+    return (rows,), ArrowArray("+s", rows, [masks.bitmap(1)], lists)
 
 
 def _row_offsets(of: np.ndarray, rows: int, where: str) -> np.ndarray:
@@ -378,9 +376,8 @@ def _row_offsets(of: np.ndarray, rows: int, where: str) -> np.ndarray:
     return np.searchsorted(of, np.arange(rows + 1)).astype(np.int64, copy=False)
 
 
-def _lists(offsets: np.ndarray, items: pa.Array, bitmap: pa.Buffer | None = None) -> pa.Array:
-    kind = require_pyarrow().large_list(items.type)
-    return _from_buffers(kind, len(offsets) - 1, [bitmap, _buffer(offsets)], [items])
+def _lists(offsets: np.ndarray, items: ArrowArray, bitmap: np.ndarray | None = None) -> ArrowArray:
+    return ArrowArray("+L", len(offsets) - 1, [bitmap, offsets], [("item", items)])
 
 
 def _offsets(offsets: Any, where: str) -> np.ndarray:
@@ -389,18 +386,7 @@ def _offsets(offsets: Any, where: str) -> np.ndarray:
         raise TypeError(f"{where}: offsets must be one-dimensional integers; got {_described(offsets)}")
     if not len(offsets):
         raise ValueError(f"{where}: offsets must have one entry more than there are rows; got an empty array")
-    return np.asarray(offsets, np.int64)
-
-
-def _from_buffers(
-    kind: pa.DataType, length: int, buffers: list[pa.Buffer | None], children: list[pa.Array] | None = None
-) -> pa.Array:
-    return require_pyarrow().Array.from_buffers(kind, length, buffers, children=children)
-
-
-def _buffer(array: np.ndarray) -> pa.Buffer:
-    """Returns a buffer over an array's memory, or over a copy if the array isn't contiguous."""
-    return require_pyarrow().py_buffer(np.ascontiguousarray(array))
+    return np.ascontiguousarray(offsets, np.int64)
 
 
 def _described(node: Any) -> str:
@@ -453,7 +439,7 @@ class ArrowStreams:
         schema = schema_of(self._features, valid=self._padded)
 
         def record_batch(capsules: tuple[object, object]) -> pa.RecordBatch:
-            return pyarrow.record_batch(Capsules(capsules))
+            return _imported(pyarrow.record_batch, Capsules(capsules))
 
         # A generator is not suitable: its frame would hold a batch while the next one is made, and would add a
         # traceback to error messages.

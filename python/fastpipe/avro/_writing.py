@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from fastpipe._arguments import flag, imported, memory_size, shown, within
-from fastpipe._arrow import to_arrow
+from fastpipe._arrow.export import table_of
 from fastpipe._boundary import AvroWriting
 from fastpipe._fastpipe import AvroWriter, ContainerFile
 from fastpipe._files._atomic_write import replacing, truncated_on_failure
@@ -68,9 +68,9 @@ def write_avro(
 
     Args:
         path: The path of the file. An existing file is replaced.
-        data: A batch (a dict from name to array or form, which requires the extra `arrow`), a `Reader`, an object with
-            `__arrow_c_stream__` or `__arrow_c_array__` (such as tables and record batches of pyarrow or data frames of
-            polars), or an iterable of these. Columns `a.b` and `a.c` are written as fields of a record `a`.
+        data: A batch (a dict from name to array or form), a `Reader`, an object with `__arrow_c_stream__` or
+            `__arrow_c_array__` (such as tables and record batches of pyarrow or data frames of polars), or an iterable
+            of these. Columns `a.b` and `a.c` are written as fields of a record `a`.
         schema: An Avro schema, as JSON text or parsed: a record whose fields are the columns, in any order. Values are
             converted to its types if the conversion loses at most digits of floating-point numbers. Unions must consist
             of null and one type. By default, the schema is derived from the data's types; the manual's page on writing
@@ -104,7 +104,7 @@ def write_avro(
         MissingFileError: If the directory, or the file to append to, does not exist.
         StorageError: If the disk is full, permission is missing, or a stream fails.
         LimitError: If a row exceeds the maximum size of a block.
-        ImportError: If pyarrow or tqdm is required and not installed.
+        ImportError: If `progress` is True and tqdm isn't installed.
         TypeError: If an argument has the wrong type.
         ValueError: If arguments are out of range or exclude each other.
 
@@ -245,7 +245,7 @@ def _of_item(item: Any, what: str) -> Iterator[_Part]:
         # Rows can't be counted in an empty record batch, which has no columns.
         if not item:
             raise ValueError(f"{what} is a batch without columns")
-        yield to_arrow(item), [name for name, form in item.items() if not _may_be_null(form)], None
+        yield table_of(item), [name for name, form in item.items() if not _may_be_null(form)], None
     elif isinstance(item, Reader):
         yield from _of_reader(item)
     elif (pa := imported("pyarrow")) is not None and isinstance(item, pa.RecordBatchReader):

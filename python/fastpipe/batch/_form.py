@@ -183,6 +183,7 @@ class Form:
 
         Raises:
             ImportError: If pyarrow isn't installed.
+            LimitError: If there are more than 64 levels of nesting.
             TypeError: If Arrow doesn't support the dtype.
             ValueError: If the parts are inconsistent: offsets or entries are not in order, a mask has the wrong shape,
                 or text isn't valid UTF-8.

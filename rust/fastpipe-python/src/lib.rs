@@ -34,6 +34,7 @@ static ALLOCATOR: ReserveAllocator = ReserveAllocator;
 mod _fastpipe {
     #[pymodule_export]
     use super::arrays::{
+        arrow_arrays::ArrowArray,
         numpy_buffers::Memory,
         row_buffer::RowBuffer,
         shared_arena::{BorrowedMemory, SharedArena},

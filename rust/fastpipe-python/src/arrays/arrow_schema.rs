@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema};
 use arrow_array::{Array, RecordBatch, StructArray};
+use arrow_data::ArrayData;
 use arrow_schema::{ArrowError, SchemaRef};
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind};
 use fastpipe_columns::schema;
@@ -36,20 +37,31 @@ fn unexported(error: &ArrowError) -> Error {
     )
 }
 
-pub(crate) fn schema_capsule<'py>(py: Python<'py>, schema: &SchemaRef) -> PyResult<Bound<'py, PyCapsule>> {
-    let schema = FFI_ArrowSchema::try_from(&**schema).map_err(|error| unexported(&error));
+/// Exports a schema or a type as a capsule.
+pub(crate) fn schema_capsule<T>(py: Python<'_>, schema: T) -> PyResult<Bound<'_, PyCapsule>>
+where
+    FFI_ArrowSchema: TryFrom<T, Error = ArrowError>,
+{
+    let schema = FFI_ArrowSchema::try_from(schema).map_err(|error| unexported(&error));
     PyCapsule::new_with_value(py, schema.py(py)?, c"arrow_schema")
 }
 
+/// Exports an array as two capsules: its schema or type, and its data.
+pub(crate) fn array_capsules<'py, T>(py: Python<'py>, schema: T, data: &ArrayData) -> PyResult<Bound<'py, PyTuple>>
+where
+    FFI_ArrowSchema: TryFrom<T, Error = ArrowError>,
+{
+    let array = PyCapsule::new_with_value(py, FFI_ArrowArray::new(data), c"arrow_array")?;
+    PyTuple::new(py, [schema_capsule(py, schema)?, array])
+}
+
 /// Exports a record batch as two capsules: its schema and its array.
-pub(crate) fn array_capsules<'py>(
+pub(crate) fn batch_capsules<'py>(
     py: Python<'py>,
     schema: &SchemaRef,
     batch: RecordBatch,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    let array = FFI_ArrowArray::new(&StructArray::from(batch).to_data());
-    let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
-    PyTuple::new(py, [schema_capsule(py, schema)?, array])
+    array_capsules(py, &**schema, &StructArray::from(batch).to_data())
 }
 
 /// Exports the schema of batches with these columns as a capsule. `padded` adds the column that marks valid rows.
@@ -59,5 +71,7 @@ pub(crate) fn arrow_schema<'py>(
     padded: bool,
     metadata: HashMap<String, String>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    guarded(py, || schema_capsule(py, &schema_of(columns, padded, metadata).py(py)?))
+    guarded(py, || {
+        schema_capsule(py, &*schema_of(columns, padded, metadata).py(py)?)
+    })
 }

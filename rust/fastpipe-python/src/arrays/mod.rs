@@ -1,5 +1,6 @@
-//! Converts batches to NumPy arrays and Arrow tables, and Arrow tables to columns.
+//! Converts batches to NumPy arrays and Arrow tables, Arrow tables to columns, and NumPy arrays to Arrow arrays.
 
+pub(crate) mod arrow_arrays;
 pub(crate) mod arrow_import;
 pub(crate) mod arrow_schema;
 pub(crate) mod batch_arrays;

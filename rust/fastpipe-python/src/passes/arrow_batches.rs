@@ -18,7 +18,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
-use crate::arrays::arrow_schema::{array_capsules, schema_of};
+use crate::arrays::arrow_schema::{batch_capsules, schema_of};
 use crate::errors::{IntoPy, guarded};
 use crate::passes::pass::Pass;
 
@@ -89,7 +89,7 @@ impl ArrowBatches {
     /// Returns the next batch as the capsules of a schema and an array.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let Some(batch) = self.draw(py)? else { return Ok(None) };
-        guarded(py, || array_capsules(py, &self.schema, batch).map(Some))
+        guarded(py, || batch_capsules(py, &self.schema, batch).map(Some))
     }
 
     /// Returns the remaining batches as the capsule of a stream.

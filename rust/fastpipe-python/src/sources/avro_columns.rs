@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
 use crate::arrays::arrow_import::import;
-use crate::arrays::arrow_schema::{array_capsules, schema_capsule};
+use crate::arrays::arrow_schema::{batch_capsules, schema_capsule};
 use crate::errors::{IntoPy, guarded};
 
 /// Columns of the records of a file.
@@ -44,7 +44,7 @@ impl AvroColumns {
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        guarded(py, || schema_capsule(py, self.0.schema()))
+        guarded(py, || schema_capsule(py, &**self.0.schema()))
     }
 
     /// Decodes the `large_binary` columns of a record batch, which are in the order of the names. Ignores further
@@ -56,7 +56,7 @@ impl AvroColumns {
             let batch = batches.into_iter().next();
             let batch = batch.unwrap_or_else(|| arrow_array::RecordBatch::new_empty(schema));
             let decoded = py.detach(|| self.0.decode(&batch)).py(py)?;
-            array_capsules(py, self.0.schema(), decoded)
+            batch_capsules(py, self.0.schema(), decoded)
         })
     }
 }
