@@ -246,7 +246,8 @@ def read(path: str, number: int) -> list[str]:
         _attempt(outcomes, functools.partial(_read, path, order, size, features))
         outcomes += _look_up(path, order, size, features, chance)
     if number % 7 == 0:
-        _attempt(outcomes, lambda: str(fastpipe.shuffle_report(path, batch_size=size, shuffle=True, seed=3)))
+        order: dict[str, Any] = {"batch_size": size, "shuffle": True, "seed": 3}
+        _attempt(outcomes, lambda: str(fastpipe.read_avro(path, **order).shuffle_report()))
     return outcomes
 
 

@@ -54,7 +54,6 @@ CHILD = textwrap.dedent(
         again.load_state_dict(state)
         return next(iter(again))
 
-    shuffled = {key: value for key, value in options.items() if key in ("shuffle", "shuffle_buffer", "batch_size")}
     actions = {
         "infer": lambda: fastpipe.read_avro(path, **options),
         "iterate": lambda: next(iter(reader())),
@@ -62,7 +61,7 @@ CHILD = textwrap.dedent(
         "batch_at": lambda: reader().batch_at(len(reader()) // 2),
         "locate": lambda: reader().locate(len(reader()) // 2, 1),
         "resume": resumed,
-        "report": lambda: fastpipe.shuffle_report(path, max_batches=12, **shuffled),
+        "report": lambda: reader(seed=1).shuffle_report(max_batches=12),
     }
     for name in sys.argv[5].split(","):
         start = time.monotonic()
@@ -203,7 +202,7 @@ def test_ctrl_c_ends_a_long_search(vast: str) -> None:
         order = {"batch_size": 64, "shuffle": "buffer", "shuffle_buffer": 2**24, "seed": 1}
         reader = fastpipe.read_avro(sys.argv[1], features={"a": fastpipe.DenseSpec((), "bool")}, **order)
         for action in (lambda: reader.locate(2**24, 0), lambda: reader.batch_at(2**24),
-                       lambda: fastpipe.shuffle_report(sys.argv[1], **order)):
+                       lambda: reader.shuffle_report()):
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.7)
                 action()

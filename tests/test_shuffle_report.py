@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
@@ -7,21 +8,25 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import fastpipe
 import fixtures
-from fastpipe._reader.ordering import Ordering
+from every_source import Make, make, order
 from fastpipe.statistics import _shuffle_math, _shuffle_report
-from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport, shuffle_report
+from fastpipe.statistics._shuffle_report import Measure
+from fastpipe.typing import ShuffleReport
 from fixtures import Run
 from wire import SYNC, container, header, long, stored
 
+# The fixture that makes readers of each source.
+__all__ = ["make"]
+
 KINDS = ("window", "block", "buffer")
 ID = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"}]}
-NONE = {"type": "record", "name": "Row", "fields": []}
 UNEVEN = (37, 5, 60, 1, 44, 18, 60, 23, 9, 80, 31, 2, 55, 40, 35)
 
 
@@ -33,15 +38,18 @@ def write(path: Path, sizes: Sequence[int], first: int = 0) -> Path:
     return path
 
 
-def write_empty_rows(path: Path, sizes: Sequence[int]) -> Path:
-    """Writes blocks of records without fields, which occupy no bytes."""
-    path.write_bytes(container(NONE, [(size, b"") for size in sizes]))
-    return path
-
-
 def write_files(folder: Path, files: Sequence[Sequence[int]]) -> list[Path]:
     starts = np.cumsum([0, *map(sum, files)]).tolist()
     return [write(folder / f"{i}.avro", sizes, starts[i]) for i, sizes in enumerate(files)]
+
+
+def report_of(
+    source: Any, *, batch_size: int, shuffle: Any = True, seed: int = 0, shuffle_buffer: int | None = None, **other: Any
+) -> ShuffleReport:
+    """Returns the report of an order of Avro files."""
+    order = {"batch_size": batch_size, "shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed}
+    with fastpipe.read_avro(source, **order) as reader:
+        return reader.shuffle_report(**other)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -49,10 +57,52 @@ def mean(values: Sequence[float]) -> float:
 
 
 def scores(report: ShuffleReport) -> dict[str, float]:
-    return {name: getattr(report, name).score for name in ("displacement", "blocks", "files", "same_block_pairs")}
+    return {name: getattr(report, name).score for name in ("displacement", "units", "files", "same_unit_pairs")}
 
 
 # --- Comparison with the batches of readers ---
+
+
+def check_measures(
+    report: ShuffleReport, batches: list[np.ndarray], unit_of: np.ndarray, file_of: np.ndarray | None
+) -> None:
+    """Compares a report of all batches with values that are computed from the rows of the batches.
+
+    Args:
+        report: The report.
+        batches: For each batch, the indices of its rows in the dataset.
+        unit_of: For each row of the dataset, its unit.
+        file_of: For each row of the dataset, its file. None if it has no files.
+    """
+    total, size = len(unit_of), report.batch_size
+    unshuffled = [np.arange(start, min(start + size, total)) for start in range(0, total, size)]
+    assert (
+        (report.num_rows, report.num_units) == (sum(map(len, batches)), len(set(unit_of))) == (total, len(set(unit_of)))
+    )
+    assert report.num_files == (0 if file_of is None else len(set(file_of)))
+    assert report.batches_seen == report.num_batches == len(batches) == len(unshuffled)
+    for measure, group_of in ((report.units, unit_of), (report.files, file_of)):
+        if group_of is None:
+            assert math.isnan(measure.found)
+            continue
+        assert measure.found == pytest.approx(mean([len(set(group_of[batch])) for batch in batches]))
+        assert measure.unshuffled == pytest.approx(mean([len(set(group_of[batch])) for batch in unshuffled]))
+
+    moved = np.abs(np.concatenate(batches) - np.arange(total))
+    assert report.displacement.found == pytest.approx(moved.mean())
+    found = [measure.found for measure in report.displacement_quantiles]
+    assert found == np.quantile(moved, [0.05, 0.5, 0.95], method="inverted_cdf").tolist()
+
+    def same_unit(batches: list[np.ndarray]) -> float:
+        same = all_pairs = 0
+        for batch in batches:
+            units = unit_of[batch]
+            same += (np.count_nonzero(units[:, None] == units) - len(batch)) // 2
+            all_pairs += len(batch) * (len(batch) - 1) // 2
+        return same / all_pairs if all_pairs else math.nan
+
+    assert report.same_unit_pairs.found == pytest.approx(same_unit(batches), nan_ok=True)
+    assert report.same_unit_pairs.unshuffled == pytest.approx(same_unit(unshuffled), nan_ok=True)
 
 
 @pytest.mark.parametrize("shuffle", [False, *KINDS])
@@ -64,41 +114,135 @@ def test_measures_match_the_batches_of_a_reader(
     paths = write_files(tmp_path, files)
     buffer = None if shuffle is False else 100
     order = {"batch_size": batch_size, "shuffle": shuffle, "shuffle_buffer": buffer, "seed": seed}
-    report = shuffle_report(paths, **order, epoch=epoch, max_batches=10**6)
+    report = report_of(paths, **order, epoch=epoch, max_batches=10**6)
     with fastpipe.read_avro(paths, **order) as reader:
         reader.set_epoch(epoch)
         batches = [batch["id"] for batch in reader]
-    total = sum(map(sum, files))
     block_of = np.repeat(np.arange(sum(map(len, files))), [size for sizes in files for size in sizes])
     file_of = np.repeat(np.arange(len(files)), [sum(sizes) for sizes in files])
-    unshuffled = [np.arange(start, min(start + batch_size, total)) for start in range(0, total, batch_size)]
+    check_measures(report, batches, block_of, file_of)
 
-    assert (report.num_rows, report.num_blocks, report.num_files) == (total, 16, 3)
-    assert report.batches_seen == report.num_batches == len(batches) == len(unshuffled)
-    for measure, group_of in ((report.blocks, block_of), (report.files, file_of)):
-        assert measure.found == pytest.approx(mean([len(set(group_of[batch])) for batch in batches]))
-        assert measure.unshuffled == pytest.approx(mean([len(set(group_of[batch])) for batch in unshuffled]))
 
-    moved = np.abs(np.concatenate(batches) - np.arange(total))
-    assert report.displacement.found == pytest.approx(moved.mean())
-    found = [measure.found for measure in report.displacement_quantiles]
-    assert found == np.quantile(moved, [0.05, 0.5, 0.95], method="inverted_cdf").tolist()
+# --- Every source ---
 
-    def same_block(batches: list[np.ndarray]) -> float:
-        same = all_pairs = 0
-        for batch in batches:
-            blocks = block_of[batch]
-            same += (np.count_nonzero(blocks[:, None] == blocks) - len(batch)) // 2
-            all_pairs += len(batch) * (len(batch) - 1) // 2
-        return same / all_pairs if all_pairs else math.nan
 
-    assert report.same_block_pairs.found == pytest.approx(same_block(batches), nan_ok=True)
-    assert report.same_block_pairs.unshuffled == pytest.approx(same_block(unshuffled), nan_ok=True)
+def locations(reader: fastpipe.Reader, epoch: int) -> list[list[fastpipe.typing.Location]]:
+    """Returns the locations of the rows of each batch."""
+    sizes = [len(next(iter(reader.batch_at(step, epoch).values()))) for step in range(len(reader))]
+    return [[reader.locate(step, row, epoch) for row in range(size)] for step, size in enumerate(sizes)]
+
+
+def unit_at(location: Any, row: int, ends: np.ndarray) -> object:
+    """Returns the unit of a row, from its location if the location says so."""
+    for name in ("unit", "block"):
+        if hasattr(location, name):
+            return location.file, getattr(location, name)
+    return int(np.searchsorted(ends, row, side="right"))
+
+
+@order
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_measures_match_the_locations_of_rows(
+    make: Make, order: dict[str, Any], epoch: int, request: pytest.FixtureRequest
+) -> None:
+    source = request.node.callspec.params["make"]
+    stored = [location for batch in locations(make(batch_size=32), 0) for location in batch]
+    place_of = {location: row for row, location in enumerate(stored)}
+    reader = make(batch_size=32, **order)
+    batches = [np.array([place_of[location] for location in batch]) for batch in locations(reader, epoch)]
+    ends = np.cumsum(reader._data.handle.unit_rows())
+    units = [unit_at(location, row, ends) for row, location in enumerate(stored)]
+    unit_of = np.array([sorted(set(map(str, units))).index(str(unit)) for unit in units])
+    files = None if "part" in source or stored[0].file is None else np.array([location.file for location in stored])
+    report = reader.shuffle_report(epoch=epoch)
+    check_measures(report, batches, unit_of, files)
+    assert math.isnan(report.bytes_per_row) == (files is None)
+    assert f"{report.unit_name}s in a batch" in str(report)
+    assert ("files in a batch" in str(report)) == (files is not None)
+    names = {"avro": "block", "bags": "block", "part of avro": "block", "csv": "chunk", "interactions": "shard"}
+    assert report.unit_name == names.get(source, "unit")
+
+
+@order
+@pytest.mark.parametrize("buffer", [{}, {"shuffle_buffer": None}])
+def test_another_order_has_the_report_of_its_reader(make: Make, order: dict[str, Any], buffer: dict[str, Any]) -> None:
+    other = {"seed": 9, **order, **(buffer if order else {}), "batch_size": 16}
+    own = make(**other).shuffle_report()
+    assert repr(make(batch_size=32).shuffle_report(**{"shuffle": False, **other})) == repr(own)
+    if order.get("shuffle") and buffer == {}:
+        # A window is rounded up to whole batches of its own order, not of this reader.
+        shuffled = make(batch_size=48, shuffle=True, shuffle_buffer=order["shuffle_buffer"], seed=9)
+        other.pop("shuffle_buffer")
+        assert repr(shuffled.shuffle_report(**other)) == repr(own)
+
+
+def test_the_epoch_is_that_of_the_next_pass(make: Make) -> None:
+    reader = make(batch_size=32, shuffle=True, seed=3)
+    assert reader.shuffle_report().epoch == 0
+    batches = iter(reader)
+    next(batches)
+    state = reader.state_dict()
+    assert reader.shuffle_report().epoch == 1
+    assert len(list(batches)) == len(reader) - 1, "the report doesn't change the reader"
+    reader.set_epoch(7)
+    assert reader.shuffle_report().epoch == 7
+    reader.load_state_dict(state)
+    assert reader.shuffle_report().epoch == 0
+    assert repr(reader.shuffle_report(epoch=0)) == repr(make(batch_size=32, shuffle=True, seed=3).shuffle_report())
+
+
+def test_readers_of_other_rows_are_refused(make: Make) -> None:
+    ranks = make(batch_size=32, shuffle=True, seed=3, world_size=2)
+    with pytest.raises(ValueError, match="call it on a reader without rank and world_size"):
+        ranks.shuffle_report()
+    for chosen in (make(batch_size=32).sample(50, seed=1), make(batch_size=32).take([1, 5])):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="the reader that this sample was drawn from"):
+            chosen.shuffle_report()
+
+
+def test_served_readers_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow.flight")
+    with fastpipe.read_avro(write(tmp_path / "a.avro", UNEVEN), batch_size=8).serve() as server:
+        remote = fastpipe.connect(server.url)
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="call it on the reader that is served"):
+            remote.shuffle_report()
+
+
+def test_slices_of_units_count_as_their_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    from toy_units import Numbers
+
+    class Sliced(Numbers):
+        def read_slices(self, unit: int, start: int, rows: int) -> Any:
+            raise AssertionError("a report reads no data")
+
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", 80)
+    reader = fastpipe.read_units(Sliced([4, 25, 0, 3, 30]), batch_size=8)
+    assert len(reader._data.handle.unit_rows()) > 5
+    assert reader.shuffle_report().num_units == 4
+    order: dict[str, Any] = {"shuffle": True, "shuffle_buffer": 16, "seed": 3}
+    own = fastpipe.read_units(Sliced([4, 25, 0, 3, 30]), batch_size=8, **order).shuffle_report()
+    assert repr(reader.shuffle_report(**order)) == repr(own)
+    part = reader.read_partition(reader.partition(2)[1])
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="on a reader with shuffle=True"):
+        part.shuffle_report()
+
+
+def test_drop_last_may_leave_no_batch(tmp_path: Path) -> None:
+    reader = fastpipe.read_avro(write(tmp_path / "a.avro", UNEVEN), batch_size=8, shuffle=True, drop_last=True, seed=1)
+    assert (reader.num_rows, reader.shuffle_report().num_batches) == (500, 62)
+    report = reader.shuffle_report(batch_size=501)
+    assert (report.num_batches, report.batches_seen, report.num_rows) == (0, 0, 500)
+    assert all(map(math.isnan, scores(report).values()))
+    assert str(report).endswith("There are no batches to shuffle: a batch has more rows than the dataset.")
+
+
+# --- Maps ---
 
 
 def test_the_map_counts_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "a.avro", UNEVEN)
-    report = shuffle_report(path, batch_size=10, shuffle_buffer=50, seed=3)
+    report = report_of(path, batch_size=10, shuffle_buffer=50, seed=3)
     with fastpipe.read_avro(path, batch_size=10, shuffle=True, shuffle_buffer=50, seed=3) as reader:
         rows = np.concatenate([batch["id"] for batch in reader])
     counts = np.zeros((12, 40))
@@ -111,7 +255,7 @@ def test_the_map_counts_rows(tmp_path: Path) -> None:
 
 
 def test_the_map_of_a_few_rows_is_small(tmp_path: Path) -> None:
-    report = shuffle_report(write(tmp_path / "a.avro", [2, 3]), batch_size=2, shuffle=False)
+    report = report_of(write(tmp_path / "a.avro", [2, 3]), batch_size=2, shuffle=False)
     assert np.array(report.density).tolist() == (np.eye(5) * 5).tolist()
     assert report.map.splitlines() == ["█    ", " █   ", "  █  ", "   █ ", "    █"]
 
@@ -232,47 +376,45 @@ def test_scores_range_from_unshuffled_to_perfect(measure: Measure, score: float)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_buffer_of_all_rows_is_perfect(tmp_path: Path, shuffle: str, seed: int) -> None:
     paths = write_files(tmp_path, [[20] * 50] * 4)
-    report = shuffle_report(paths, batch_size=25, shuffle=shuffle, shuffle_buffer=4000, seed=seed)
+    report = report_of(paths, batch_size=25, shuffle=shuffle, shuffle_buffer=4000, seed=seed)
     assert min(scores(report).values()) > 0.95
     assert [measure.score > 0.9 for measure in report.displacement_quantiles] == [True] * 3
-    assert report.blocks.found == pytest.approx(report.blocks.perfect, rel=0.02)
+    assert report.units.found == pytest.approx(report.units.perfect, rel=0.02)
 
 
 def test_no_shuffling_has_no_score(tmp_path: Path) -> None:
-    report = shuffle_report(write_files(tmp_path, [[20] * 50] * 4), batch_size=25, shuffle=False)
+    report = report_of(write_files(tmp_path, [[20] * 50] * 4), batch_size=25, shuffle=False)
     assert set(scores(report).values()) == {0.0}
     assert {str(score) for score in scores(report).values()} == {"0.0"}
     assert report.displacement.found == 0
-    assert report.blocks.found == report.blocks.unshuffled
+    assert report.units.found == report.units.unshuffled
     assert (report.shuffle, report.shuffle_buffer, report.buffer_bytes) == ("sequential", None, 0.0)
 
 
 def test_windows_move_rows_far_but_mix_few_blocks(tmp_path: Path) -> None:
-    report = shuffle_report(write(tmp_path / "a.avro", [50] * 400), batch_size=50, shuffle_buffer=100, max_batches=400)
+    report = report_of(write(tmp_path / "a.avro", [50] * 400), batch_size=50, shuffle_buffer=100, max_batches=400)
     assert report.displacement.score > 0.9
-    assert report.blocks.score < 0.1
+    assert report.units.score < 0.1
     assert "gives it: a larger shuffle_buffer mixes more of them." in report.advice
-    buffer = shuffle_report(tmp_path / "a.avro", batch_size=50, shuffle="buffer", shuffle_buffer=1000, max_batches=400)
+    buffer = report_of(tmp_path / "a.avro", batch_size=50, shuffle="buffer", shuffle_buffer=1000, max_batches=400)
     assert buffer.displacement.score < 0.2
-    assert buffer.blocks.score > 0.5
+    assert buffer.units.score > 0.5
 
 
 @pytest.mark.parametrize("shuffle", KINDS)
 def test_a_larger_buffer_shuffles_better(tmp_path: Path, shuffle: str) -> None:
     paths = write_files(tmp_path, [[20] * 40] * 5)
-    found = [
-        shuffle_report(paths, batch_size=20, shuffle=shuffle, shuffle_buffer=buffer) for buffer in (20, 100, 500, 2500)
-    ]
-    for name in ("blocks", "files", "same_block_pairs"):
+    found = [report_of(paths, batch_size=20, shuffle=shuffle, shuffle_buffer=buffer) for buffer in (20, 100, 500, 2500)]
+    for name in ("units", "files", "same_unit_pairs"):
         values = [getattr(report, name).score for report in found]
         assert values == sorted(values)
         assert values[-1] > values[0]
 
 
 def test_blocks_of_one_row_have_nothing_to_mix(tmp_path: Path) -> None:
-    report = shuffle_report(write(tmp_path / "a.avro", [1] * 100), batch_size=10)
-    assert math.isnan(report.blocks.score)
-    assert math.isnan(report.same_block_pairs.score)
+    report = report_of(write(tmp_path / "a.avro", [1] * 100), batch_size=10)
+    assert math.isnan(report.units.score)
+    assert math.isnan(report.same_unit_pairs.score)
     assert math.isnan(report.files.score)
     assert report.displacement.score > 0.8
     assert "Even without shuffling" in report.advice
@@ -282,13 +424,13 @@ def test_blocks_of_one_row_have_nothing_to_mix(tmp_path: Path) -> None:
 
 
 def test_many_batches_are_sampled(tmp_path: Path) -> None:
-    path = write_empty_rows(tmp_path / "a.avro", [40] * 2500)
-    sample = shuffle_report(path, batch_size=50, shuffle_buffer=4000)
-    whole = shuffle_report(path, batch_size=50, shuffle_buffer=4000, max_batches=2000)
+    path = write(tmp_path / "a.avro", [40] * 2500)
+    sample = report_of(path, batch_size=50, shuffle_buffer=4000)
+    whole = report_of(path, batch_size=50, shuffle_buffer=4000, max_batches=2000)
     assert (sample.batches_seen, sample.num_batches, whole.batches_seen) == (200, 2000, 2000)
-    assert sample.blocks.found == pytest.approx(whole.blocks.found, rel=0.02)
-    assert sample.blocks.perfect == pytest.approx(whole.blocks.perfect)
-    assert sample.same_block_pairs.found == pytest.approx(whole.same_block_pairs.found, rel=0.05)
+    assert sample.units.found == pytest.approx(whole.units.found, rel=0.02)
+    assert sample.units.perfect == pytest.approx(whole.units.perfect)
+    assert sample.same_unit_pairs.found == pytest.approx(whole.same_unit_pairs.found, rel=0.05)
     assert sample.displacement.found == pytest.approx(whole.displacement.found, rel=0.05)
     assert "looked at 200 of 2,000 batches" in str(sample)
 
@@ -312,8 +454,8 @@ def test_the_sample_is_spread_over_the_epoch(batches: int, most: int, jump: int)
 
 @pytest.mark.parametrize("shuffle", [False, *KINDS])
 def test_batches_do_not_depend_on_skipped_batches(tmp_path: Path, shuffle: bool) -> None:
-    index = Index([str(write(tmp_path / "a.avro", UNEVEN))])
-    order = Ordering.checked(batch_size=5, shuffle=shuffle, seed=1).of(index._dataset)
+    reader = fastpipe.read_avro(write(tmp_path / "a.avro", UNEVEN), batch_size=5, shuffle=shuffle, seed=1)
+    order = reader._order
     steps = [3, 4, 20, 50, 51, 99]
     batches = [list(_shuffle_report._batches(order, 2, steps, near)) for near in (0, 17, 1000)]
     for step, found in zip(steps, zip(*batches, strict=True), strict=True):
@@ -324,12 +466,12 @@ def test_batches_do_not_depend_on_skipped_batches(tmp_path: Path, shuffle: bool)
 
 def test_reports_are_deterministic(tmp_path: Path) -> None:
     path = write(tmp_path / "a.avro", UNEVEN)
-    first, second = (shuffle_report(path, batch_size=8) for _ in range(2))
-    assert first.blocks == second.blocks
+    first, second = (report_of(path, batch_size=8) for _ in range(2))
+    assert first.units == second.units
     assert str(first) == str(second)
-    other = shuffle_report(path, batch_size=8, seed=1)
+    other = report_of(path, batch_size=8, seed=1)
     assert other.displacement != first.displacement
-    assert shuffle_report(path, batch_size=8, epoch=1).displacement not in (first.displacement, other.displacement)
+    assert report_of(path, batch_size=8, epoch=1).displacement not in (first.displacement, other.displacement)
 
 
 # --- Data that is and isn't read ---
@@ -338,8 +480,8 @@ def test_reports_are_deterministic(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sizes", [[], [0, 0]])
 @pytest.mark.parametrize("shuffle", [False, *KINDS])
 def test_reports_without_rows(tmp_path: Path, sizes: list[int], shuffle: bool) -> None:
-    report = shuffle_report(write(tmp_path / "a.avro", sizes), batch_size=8, shuffle=shuffle)
-    assert (report.num_rows, report.num_blocks, report.num_files, report.num_batches) == (0, 0, 0, 0)
+    report = report_of(write(tmp_path / "a.avro", sizes), batch_size=8, shuffle=shuffle)
+    assert (report.num_rows, report.num_units, report.num_files, report.num_batches) == (0, 0, 0, 0)
     assert all(map(math.isnan, scores(report).values()))
     assert report.density == ()
     assert "There are no rows to shuffle." in str(report)
@@ -347,25 +489,23 @@ def test_reports_without_rows(tmp_path: Path, sizes: list[int], shuffle: bool) -
 
 @pytest.mark.parametrize("shuffle", [False, *KINDS])
 def test_one_row(tmp_path: Path, shuffle: bool) -> None:
-    report = shuffle_report(write(tmp_path / "a.avro", [1]), batch_size=8, shuffle=shuffle)
+    report = report_of(write(tmp_path / "a.avro", [1]), batch_size=8, shuffle=shuffle)
     assert all(map(math.isnan, scores(report).values()))
     assert report.density == ((1.0,),)
-    assert report.blocks.found == report.blocks.perfect == 1
+    assert report.units.found == report.units.perfect == 1
     assert "1 row, 1 block, 1 file; looked at 1 of 1 batch\n" in str(report)
 
 
 def test_data_is_not_read(tmp_path: Path) -> None:
-    # The report works for damaged data, and for a type that can't be a feature.
-    schema = {"type": "record", "name": "Row", "fields": [{"name": "u", "type": ["int", "string"]}]}
     path = tmp_path / "a.avro"
-    path.write_bytes(header(schema, "deflate") + stored(10, b"\xff" * 30) + stored(30, b"\xff" * 30))
-    report = shuffle_report(path, batch_size=4)
-    assert (report.num_rows, report.num_blocks) == (40, 2)
+    path.write_bytes(header(ID, "deflate") + stored(10, b"\xff" * 30) + stored(30, b"\xff" * 30))
+    report = report_of(path, batch_size=4)
+    assert (report.num_rows, report.num_units) == (40, 2)
     assert report.bytes_per_row == path.stat().st_size / 40
 
 
 def test_bytes_of_the_buffer(tmp_path: Path) -> None:
-    report = shuffle_report(write(tmp_path / "a.avro", UNEVEN), batch_size=10, shuffle_buffer=100)
+    report = report_of(write(tmp_path / "a.avro", UNEVEN), batch_size=10, shuffle_buffer=100)
     assert report.bytes_per_row == pytest.approx((tmp_path / "a.avro").stat().st_size / 500)
     assert report.buffer_bytes == pytest.approx(100 * report.bytes_per_row)
 
@@ -382,26 +522,18 @@ def test_bytes_of_the_buffer(tmp_path: Path) -> None:
 )
 def test_wrong_arguments(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
     path = write(tmp_path / "a.avro", [3])
+    reader = fastpipe.read_avro(path, batch_size=8, shuffle=True, shuffle_buffer=100, seed=1)
     with pytest.raises(ValueError, match=message):
-        shuffle_report(path, **{"batch_size": 8, **arguments})
-
-
-def test_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(fastpipe.errors.MissingFileError):
-        shuffle_report(tmp_path / "none.avro", batch_size=8)
-    path = write(tmp_path / "a.avro", UNEVEN)
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(fastpipe.errors.MalformedFileError):
-        shuffle_report(path, batch_size=8)
+        reader.shuffle_report(**arguments)
 
 
 # --- As text ---
 
 
 def test_reports_as_text(tmp_path: Path) -> None:
-    text = str(shuffle_report(write_files(tmp_path, [[25] * 20] * 2), batch_size=20, shuffle=False))
+    text = str(report_of(write_files(tmp_path, [[25] * 20] * 2), batch_size=20, shuffle=False))
     assert text == (
-        "shuffle=False, batch_size=20, seed=0, epoch 0\n"
+        "shuffle=False, batch_size=20, epoch 0\n"
         "1,000 rows, 40 blocks, 2 files; looked at 50 of 50 batches\n"
         "\n"
         "                                 this order  perfect  unshuffled  score\n"
@@ -439,9 +571,7 @@ def test_reports_as_text(tmp_path: Path) -> None:
 def test_maps_in_the_manual_match_reports(tmp_path: Path) -> None:
     paths = write_files(tmp_path, [[1000] * 50] * 4)
     left, right, left_below, right_below = (
-        shuffle_report(
-            paths, batch_size=256, shuffle=shuffle, shuffle_buffer=20_000 if shuffle else None
-        ).map.splitlines()
+        report_of(paths, batch_size=256, shuffle=shuffle, shuffle_buffer=20_000 if shuffle else None).map.splitlines()
         for shuffle in (False, True, "block", "buffer")
     )
     page = (Path(__file__).parent.parent / "docs/shuffling.md").read_text(encoding="utf-8")
@@ -450,10 +580,10 @@ def test_maps_in_the_manual_match_reports(tmp_path: Path) -> None:
 
 
 def test_advice_for_sorted_files(tmp_path: Path) -> None:
-    path = write_empty_rows(tmp_path / "a.avro", [20] * 500)
-    assert "if the files are sorted, use shuffle=True" in shuffle_report(path, batch_size=20, shuffle="block").advice
-    assert "sorted" not in shuffle_report(path, batch_size=20).advice
-    assert "sorted" not in shuffle_report(path, batch_size=20, shuffle="block", shuffle_buffer=10_000).advice
+    path = write(tmp_path / "a.avro", [20] * 500)
+    assert "if the rows are sorted, use shuffle=True" in report_of(path, batch_size=20, shuffle="block").advice
+    assert "sorted" not in report_of(path, batch_size=20).advice
+    assert "sorted" not in report_of(path, batch_size=20, shuffle="block", shuffle_buffer=10_000).advice
 
 
 # --- The command ---
@@ -462,16 +592,40 @@ def test_advice_for_sorted_files(tmp_path: Path) -> None:
 run = fixtures.command(100, "inspect")
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv.gz", "parquet", "arrow"])
+def test_the_command_reports_on_every_format(tmp_path: Path, run: Run, suffix: str) -> None:
+    path = tmp_path / f"table.{suffix}"
+    numbers = list(range(600))
+    if "sv" in suffix:
+        text = "".join(f"{number}{chr(9) if suffix[0] == 't' else ','}{'x' * 1000}\n" for number in ["id", *numbers])
+        path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    else:
+        pa = pytest.importorskip("pyarrow")
+        table = pa.table({"id": numbers})
+        if suffix == "parquet":
+            pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=30)
+        else:
+            pytest.importorskip("pyarrow.feather").write_feather(table, path, chunksize=30)
+    order: dict[str, Any] = {"batch_size": 10, "shuffle": "block", "shuffle_buffer": 64, "seed": 0}
+    read = {"parquet": fastpipe.read_parquet, "arrow": fastpipe.read_arrow}.get(suffix, fastpipe.read_csv)
+    report = read(path, **order, **({"delimiter": "\t"} if suffix[0] == "t" else {})).shuffle_report()
+    code, out, err = run("--shuffle", "block", path, "--shuffle-buffer", 64, "--batch-size", 10)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{report}\n\nshuffle_buffer ")
+    assert f"{report.unit_name}s in a batch  of perfect" in out
+    assert out.endswith("memory: bytes of the rows in the buffer, as stored, which may be compressed\n")
+
+
 @pytest.mark.parametrize("kind", ["", *KINDS])
 def test_the_command_prints_the_report(tmp_path: Path, run: Run, kind: str) -> None:
     paths = write_files(tmp_path, [[30] * 100] * 2)
     code, out, err = run("--shuffle", *([kind] if kind else []), *paths, "--shuffle-buffer", 400, "--batch-size", 50)
-    report = shuffle_report(paths, batch_size=50, shuffle=kind or True, shuffle_buffer=400)
+    report = report_of(paths, batch_size=50, shuffle=kind or True, shuffle_buffer=400)
     assert (code, err) == (0, "")
     assert out.startswith(f"{report}\n\nshuffle_buffer ")
     table = out[len(str(report)) :].splitlines()
     assert [line.split()[0] for line in table[4:7]] == ["100", "400", "1_600"]
-    assert table[5].split()[3] == _shuffle_report.number(report.blocks.found)
+    assert table[5].split()[3] == _shuffle_report.number(report.units.found)
     assert table[7] == "memory: bytes of the rows in the buffer, uncompressed (sampled)"
 
 
@@ -484,15 +638,15 @@ def test_buffers_of_all_rows_are_compared_with_smaller_ones(tmp_path: Path, run:
 def test_the_command_as_json(tmp_path: Path, run: Run) -> None:
     path = write(tmp_path / "a.avro", [30] * 100)
     code, out, _ = run("--shuffle", "--json", path, "--shuffle-buffer", "512", "--batch-size", "64")
-    report = shuffle_report(path, batch_size=64, shuffle_buffer=512)
+    report = report_of(path, batch_size=64, shuffle_buffer=512)
     quarter, own, four = json.loads(out)
     assert code == 0
     assert [each["shuffle_buffer"] for each in (quarter, own, four)] == [128, 512, 2048]
-    assert own["blocks"] == {
-        "found": report.blocks.found,
-        "perfect": report.blocks.perfect,
-        "unshuffled": report.blocks.unshuffled,
-        "score": report.blocks.score,
+    assert own["units"] == {
+        "found": report.units.found,
+        "perfect": report.units.perfect,
+        "unshuffled": report.units.unshuffled,
+        "score": report.units.score,
     }
     assert own["files"]["score"] is None
     assert own["density"] == [list(line) for line in report.density]
@@ -502,7 +656,7 @@ def test_the_command_as_json(tmp_path: Path, run: Run) -> None:
 
 def test_memory_of_undecodable_data_is_its_stored_size(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "a.avro"
-    path.write_bytes(header(NONE, "deflate") + stored(100, b"\xff" * 30, sync=SYNC))
+    path.write_bytes(header(ID, "deflate") + stored(100, b"\xff" * 30, sync=SYNC))
     code, out, _ = run("--shuffle", path, "--batch-size", "10")
     assert code == 0
     assert out.endswith("memory: bytes of the rows in the buffer, as stored, which may be compressed\n")

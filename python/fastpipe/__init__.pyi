@@ -35,7 +35,6 @@ from fastpipe.specs import SparseSpec as SparseSpec
 from fastpipe.specs._vocabularies import HashSpec as HashSpec
 from fastpipe.specs._vocabularies import VocabularySpec as VocabularySpec
 from fastpipe.sql import read_sql as read_sql
-from fastpipe.statistics._shuffle_report import shuffle_report as shuffle_report
 from fastpipe.units import read_arrow as read_arrow
 from fastpipe.units import read_parquet as read_parquet
 from fastpipe.units import read_units as read_units

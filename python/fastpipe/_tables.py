@@ -11,8 +11,8 @@ from fastpipe._arrow.export import table_of
 from fastpipe._arrow.schema import is_time, require_pyarrow, rewritten, written
 from fastpipe._fastpipe import TableDataset
 from fastpipe._locations import RowLocation
-from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.options import Options, Settings, takes_options, whole_window
+from fastpipe._reader.dataset import SourceWording, whole_window
+from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
@@ -56,6 +56,10 @@ class TableData:
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the number of rows, and a digest of the columns and some rows, for states of all versions."""
         return {"rows": self.handle.num_rows, "digest": self.handle.digest().hex()}
+
+    def default_window(self, batch_size: int) -> int:
+        """Returns the number of rows that are shuffled together by default: all."""
+        return whole_window(self, batch_size)
 
     def place(self, unit: int, record: int) -> RowLocation:
         """Returns the index of a row in the table."""
@@ -199,7 +203,7 @@ def _reader(settings: Settings, table: Any, request: FeatureRequest) -> Reader:
     found = request.changed(found)
     if found != data.features:
         data = TableData(data._table, found, None)
-    return settings.reader(data, whole_window(data))
+    return settings.reader(data)
 
 
 def _rereadable(table: Any) -> Any:

@@ -82,6 +82,28 @@ class Dataset(Protocol):
         """Returns where a row of a unit comes from."""
 
 
+def default_window(data: Dataset, batch_size: int) -> int | None:
+    """Returns the dataset's own default of `shuffle_buffer`. None for the larger of 16 batches and 64 average units.
+
+    Datasets with another default have a method `default_window(batch_size)`.
+    """
+    own: Callable[[int], int] | None = getattr(data, "default_window", None)
+    return None if own is None else own(batch_size)
+
+
+# The rows of a window are counted in 32 bits.
+LARGEST_WINDOW = 2**31
+
+
+def whole_window(data: Dataset, batch_size: int) -> int:
+    """Returns the default window of in-memory data: all rows, up to 2^31, because permuting them needs no reading.
+
+    The window depends only on the data, not on the machine or the memory limit. So the order doesn't depend on them
+    either.
+    """
+    return max(min(data.handle.num_rows, LARGEST_WINDOW), batch_size)
+
+
 @runtime_checkable
 class FileDataset(Dataset, Protocol):
     """A dataset whose units are parts of files. Some of the files can be read separately."""

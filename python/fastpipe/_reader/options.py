@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack
 
 from fastpipe._arguments import flag
-from fastpipe._reader.dataset import Dataset
+from fastpipe._reader.dataset import Dataset, default_window
 from fastpipe._reader.ordering import Ordering, OrderOptions
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader, made
@@ -153,28 +153,9 @@ class Settings:
         self._progress = flag("progress", given["progress"])
         self._epochs = given["epochs"]
 
-    def reader(self, data: Dataset, default_window: Callable[[int], int] | None = None) -> Reader:
-        """Returns a reader of a dataset.
-
-        Args:
-            data: The dataset.
-            default_window: A function from the batch size to the default of `shuffle_buffer`. None selects the larger
-                of 16 batches and 64 average units.
-        """
+    def reader(self, data: Dataset) -> Reader:
+        """Returns a reader of a dataset."""
         ordering = self.ordering
-        if default_window is not None and ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
-            ordering = replace(ordering, shuffle_buffer=default_window(ordering.batch_size))
+        if ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
+            ordering = replace(ordering, shuffle_buffer=default_window(data, ordering.batch_size))
         return made(data, ordering=ordering, running=self.running, progress=self._progress, epochs=self._epochs)
-
-
-# The rows of a window are counted in 32 bits.
-LARGEST_WINDOW = 2**31
-
-
-def whole_window(data: Dataset) -> Callable[[int], int]:
-    """Returns the default window of in-memory data: all rows, up to 2^31, because permuting them needs no reading.
-
-    The window depends only on the data, not on the machine or the memory limit. So the order doesn't depend on them
-    either.
-    """
-    return lambda batch_size: max(min(data.handle.num_rows, LARGEST_WINDOW), batch_size)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fastpipe._arguments import within
 from fastpipe._locations import Location
-from fastpipe._reader.dataset import Dataset
+from fastpipe._reader.dataset import Dataset, default_window
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import StateError
@@ -85,6 +85,11 @@ class _Part:
         whole = copy.copy(self._whole.fingerprint(version))
         named = f"{whole['digest']} {self._part.start} {self._part.stop}"
         return whole | {"rows": self._part.rows, "digest": digest(named.encode())}
+
+    def default_window(self, batch_size: int) -> int:
+        """Returns the default of the whole dataset if it has its own, or else the default for the partition's units."""
+        whole = default_window(self._whole, batch_size)
+        return self.handle.default_buffer(batch_size) if whole is None else whole
 
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row comes from in the whole dataset."""

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastpipe._reader.growth import Growth
+    from fastpipe._reader.ordering import Shuffle
     from fastpipe.leases import LeaseWorker
     from fastpipe.service._server import Server
     from fastpipe.statistics._description import Description
+    from fastpipe.statistics._shuffle_report import ShuffleReport
 
 
 class PassCursor:
@@ -528,6 +530,62 @@ class Reader:
         from fastpipe.statistics._description import describe
 
         return describe(self, rows=rows, seed=seed, exact_values=exact_values, progress=progress)
+
+    def shuffle_report(
+        self,
+        *,
+        shuffle: bool | Shuffle | None = None,
+        shuffle_buffer: int | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        epoch: int | None = None,
+        max_batches: int = 200,
+    ) -> ShuffleReport:
+        """Reports how well this reader's order, or another one, shuffles the dataset. Works with any local source.
+
+        The report needs only the number of rows in each unit (block, row group, CSV chunk), so it reads no data. This
+        reader doesn't change.
+
+        Let B be the number of batches in an epoch. If B is more than M = `max_batches`, the batches (2i + 1) B / 2M for
+        i below M are sampled. If it takes long to reach each sampled batch (more than 3 * 10^7 rows with a large
+        buffer), several neighboring batches are sampled at each of fewer places, at least 12. The call takes a few
+        seconds, or up to two minutes if the buffer has millions of rows.
+
+        Args:
+            shuffle: Order of the rows: True or `"window"`, `"block"`, `"buffer"`, or False for no shuffling. Defaults
+                to this reader's order.
+            shuffle_buffer: Number of rows in a window, pool or buffer, 1 to 2^31. Defaults to this reader's buffer, or
+                to the default of the source if this reader doesn't shuffle.
+            batch_size: Number of rows per batch, 1 to 2^31 - 1. Defaults to this reader's batch size.
+            seed: Seed of the shuffle, 0 to 2^64 - 1. It matters little, unless the dataset has only a few units.
+                Defaults to this reader's seed.
+            epoch: The epoch to sample, 0 to 2^62. Defaults to the epoch in which this reader's next pass begins.
+            max_batches: Maximum number of batches to sample, 1 to 2^31 - 1. Fewer are sampled if their rows would
+                exceed 2^25 in total, but at least 12 or all. Defaults to 200.
+
+        Returns:
+            The report. The same reader and arguments give the same report.
+
+        Raises:
+            LimitError: If the order needs more than half of the memory of this machine or container. The message names
+                a `shuffle_buffer` that fits.
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If this reader is a sample, reads from servers, or reads slices of units in a partition.
+                The message says which reader to use instead.
+            ValueError: If arguments exclude each other or are out of range, or if this reader has several ranks.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=64, shuffle=True, seed=7)
+            >>> report = reader.shuffle_report()
+            >>> report.num_rows, report.displacement.score > 0.8
+            (2000, True)
+            >>> reader.shuffle_report(shuffle="buffer", shuffle_buffer=100).displacement.score < 0.2
+            True
+        """
+        from fastpipe.statistics._shuffle_report import shuffle_report
+
+        return shuffle_report(self, shuffle, shuffle_buffer, batch_size, seed, epoch, max_batches)
 
     def shard(self, num_shards: int, index: int) -> Reader:
         """Returns a reader of one of `num_shards` equal shards of this reader's batches.

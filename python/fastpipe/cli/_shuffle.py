@@ -15,13 +15,12 @@ from typing import Any, Self
 from fastpipe._reader.ordering import Ordering
 from fastpipe._text import size_text, table
 from fastpipe.avro import AvroFile
-from fastpipe.cli._formats import avro_only
+from fastpipe.cli._formats import AVRO, FileFormat, found
 from fastpipe.errors import FastpipeError
-from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport, number, score, share
+from fastpipe.statistics._shuffle_report import Measure, ShuffleReport, number, score, share, shuffle_report
 
 _KINDS = ("window", "block", "buffer")
 _BATCH_SIZE = 1024
-_BATCHES = 200
 _LARGEST_BUFFER = 2**31
 _SAMPLED_FILES = 8
 # Sampling a block searches a whole file for blocks. With this many blocks, that takes one or two seconds.
@@ -31,7 +30,7 @@ _PATIENCE = 1.0
 
 def add_options(inspect: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
     """Adds the options of the command `inspect`."""
-    options = inspect.add_argument_group("shuffle report (replaces the usual output; Avro only)")
+    options = inspect.add_argument_group("shuffle report (replaces the usual output)")
     options.add_argument(
         "--shuffle",
         nargs="?",
@@ -77,26 +76,25 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
         print("fastpipe inspect: --shuffle-buffer and --batch-size require --shuffle", file=sys.stderr)
         return 2
     size = arguments.batch_size or _BATCH_SIZE
+    order: dict[str, Any] = {
+        "batch_size": size,
+        "shuffle": arguments.shuffle,
+        "shuffle_buffer": arguments.shuffle_buffer,
+        "seed": 0,
+    }
     try:
-        first = Ordering.checked(
-            batch_size=size, shuffle=arguments.shuffle, shuffle_buffer=arguments.shuffle_buffer, seed=0
-        )
+        Ordering.checked(**order)
     except ValueError as error:
         complain(error)
         return 2
-    files = avro_only(
-        arguments.files,
-        "fastpipe inspect --shuffle",
-        "Examine batches of a shuffled reader instead: reader.batch_at(step)",
-    )
-    index = Index(files)
-    with _Progress() as progress:
-        report = index.report(first, 0, _BATCHES, progress.show)
+    format_, files = found(arguments.files)
+    with format_.read(files, **order) as reader, _Progress() as progress:
+        report = shuffle_report(reader, tick=progress.show)
         reports = {report.shuffle_buffer or 0: report}
         for buffer in _others(report):
-            other = index.report(dataclasses.replace(first, shuffle_buffer=buffer), 0, _BATCHES, progress.show)
+            other = shuffle_report(reader, shuffle_buffer=buffer, tick=progress.show)
             reports.setdefault(other.shuffle_buffer or 0, other)
-        ratio = _ratio(index, report)
+        ratio = _ratio(format_, files, report)
     compared = [reports[buffer] for buffer in sorted(reports)]
     if arguments.json:
         print(json.dumps([_as_json(r, ratio) for r in compared], indent=2))
@@ -115,13 +113,13 @@ def _others(report: ShuffleReport) -> list[int]:
     return [max(own // 4, 1), min(own * 4, rows, _LARGEST_BUFFER)]
 
 
-def _ratio(index: Index, report: ShuffleReport) -> float | None:
-    """Returns uncompressed bytes per stored byte, from a sample of blocks. None if that is slow or fails."""
-    if not report.num_rows or report.num_blocks > _FEW_BLOCKS:
+def _ratio(format_: FileFormat, files: list[str], report: ShuffleReport) -> float | None:
+    """Returns uncompressed bytes per stored byte, from a sample of Avro blocks. None if that is slow or fails."""
+    if format_ is not AVRO or not report.num_rows or report.num_units > _FEW_BLOCKS:
         return None
-    step = -(-len(index.files) // _SAMPLED_FILES)
+    step = -(-len(files) // _SAMPLED_FILES)
     try:
-        samples = [AvroFile(path).sample_uncompressed(1) for path in index.files[::step]]
+        samples = [AvroFile(path).sample_uncompressed(1) for path in files[::step]]
     except FastpipeError:  # The report doesn't depend on the data.
         return None
     stored = sum(sample[0] for sample in samples)
@@ -129,11 +127,12 @@ def _ratio(index: Index, report: ShuffleReport) -> float | None:
 
 
 def _comparison(reports: list[ShuffleReport], ratio: float | None, width: int) -> str:
-    header = ["shuffle_buffer", "memory", "blocks in a batch", "of perfect", "pairs: score", "moved: score"]
+    header = ["shuffle_buffer", "memory", f"{reports[0].unit_name}s in a batch"]
+    header += ["of perfect", "pairs: score", "moved: score"]
     rows = []
     for r in reports:
-        cells = [number(r.blocks.found), share(r.blocks.found / r.blocks.perfect)]
-        scores = [score(r.same_block_pairs), score(r.displacement)]
+        cells = [number(r.units.found), share(r.units.found / r.units.perfect)]
+        scores = [score(r.same_unit_pairs), score(r.displacement)]
         rows.append([f"{r.shuffle_buffer:_}", size_text(_memory(r, ratio)), *cells, *scores])
     what = "as stored, which may be compressed" if ratio is None else "uncompressed (sampled)"
     return f"{table(header, rows, width, right=range(6))}\nmemory: bytes of the rows in the buffer, {what}"

@@ -15,8 +15,8 @@ from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import InteractionsDataset, Positives
 from fastpipe._locations import PointLocation
 from fastpipe._omissions import is_large, report, share
-from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.options import Options, Settings, takes_options, whole_window
+from fastpipe._reader.dataset import SourceWording, whole_window
+from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import RowsLeftOutWarning, UnseenItemsError
@@ -179,6 +179,10 @@ class InteractionsData:
             del options["power"]
         return options | self._data.fingerprint()
 
+    def default_window(self, batch_size: int) -> int:
+        """Returns the number of rows that are shuffled together by default: all."""
+        return whole_window(self, batch_size)
+
     def place(self, unit: int, record: int) -> PointLocation:
         """Returns the user, the positive and the draw of a row."""
         _, user, positive, draw = self.handle.place_of(unit, record)
@@ -297,4 +301,4 @@ def read_interactions(
         on_full=on_full,
     )
     source.report_skipped()
-    return settings.reader(source, whole_window(source))
+    return settings.reader(source)

@@ -12,14 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import within
-from fastpipe._fastpipe import AvroDataset, Order
-from fastpipe._files._in_memory_files import lowered
-from fastpipe._files._paths import Paths, expand
+from fastpipe._fastpipe import Order, RemoteDataset
+from fastpipe._reader.dataset import Dataset, FileDataset, default_window
 from fastpipe._reader.ordering import Ordering, Shuffle
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.reader_passes import ReaderParts, ReaderPasses
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe._text import plural, table
+from fastpipe.errors import UnsupportedError
 from fastpipe.statistics import _shuffle_math
 from fastpipe.statistics._shuffle_math import Counts
+from fastpipe.units._data import UnitsData
 
 Tick: TypeAlias = Callable[[int, int], None]
 
@@ -55,7 +58,7 @@ class Measure:
         """(found - unshuffled) / (perfect - unshuffled), clipped to 0.0 (no shuffling) to 1.0 (perfect).
 
         nan if `perfect` and `unshuffled` are equal, because the measure is then meaningless. Examples are the measure
-        of files for a dataset of one file, and the measure of blocks for batches that have all rows.
+        of files for a dataset of one file, and the measure of units for batches that have all rows.
         """
         way = self.perfect - self.unshuffled
         if not abs(way) > 1e-9 * max(abs(self.perfect), abs(self.unshuffled)):
@@ -67,10 +70,10 @@ class Measure:
 class ShuffleReport:
     """Measures of how well an order shuffles a dataset. `str(report)` contains a table, a map and advice.
 
-    A single measure is not enough. `shuffle=True` puts all blocks of the dataset in a random order, so rows move as far
-    as in a perfect permutation even if the window is small. But a batch has rows of only the few blocks of its window:
-    see `blocks` and `same_block_pairs`. `"block"` and `"buffer"` keep files and blocks close to their places, so a
-    batch may mix many blocks, but sorted data remain roughly sorted: see `displacement` and the map.
+    A single measure is not enough. `shuffle=True` puts all units of the dataset in a random order, so rows move as far
+    as in a perfect permutation even if the window is small. But a batch has rows of only the few units of its window:
+    see `units` and `same_unit_pairs`. `"block"` and `"buffer"` keep files and units close to their places, so a
+    batch may mix many units, but sorted data remain roughly sorted: see `displacement` and the map.
 
     Attributes:
         shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`.
@@ -78,26 +81,28 @@ class ShuffleReport:
         batch_size: Number of rows per batch.
         seed: Seed of the shuffle.
         epoch: The epoch that was sampled.
+        unit_name: Name of the source's units: `"block"` (Avro), `"chunk"` (CSV), `"shard"` (interactions) or `"unit"`.
         num_rows: Number N of rows in the dataset.
-        num_blocks: Number of blocks that have rows.
-        num_files: Number of files that have rows.
+        num_units: Number of units that have rows.
+        num_files: Number of files that have rows. 0 if the dataset isn't stored in files, or is a partition.
         num_batches: Number of batches in an epoch.
         batches_seen: Number of batches that were sampled. The measures cover these batches, and are exact if all
             batches were sampled.
-        bytes_per_row: Bytes of the files per row, including headers, and compressed if the files are. nan without rows.
+        bytes_per_row: Bytes of the files per row, including headers, and compressed if the files are. nan without rows
+            or files.
         displacement: The mean of |place in the epoch's order - place in the dataset|, in rows. For a perfect
             permutation it is close to N/3 (the expectation is for the sampled places).
         displacement_quantiles: The 5 %, 50 % and 95 % quantiles of the displacement (the smallest number that at least
             this share of rows doesn't exceed). For a perfect permutation of many rows they are N (1 - sqrt(1 - q)):
             0.025, 0.293 and 0.776 N.
-        blocks: The mean number of distinct blocks in a batch. For a perfect permutation it is the sum over all blocks
-            of 1 - C(N-r, b) / C(N, b), with the rows r of the block and b of the batch (a hypergeometric draw).
-        files: The mean number of distinct files in a batch.
-        same_block_pairs: The share of the pairs of rows in a batch whose rows come from the same block. For a perfect
-            permutation it is the sum of r (r-1) over N (N-1). Let p be this share. If rows of the same block have
+        units: The mean number of distinct units in a batch. For a perfect permutation it is the sum over all units of
+            1 - C(N-r, b) / C(N, b), with the rows r of the unit and b of the batch (a hypergeometric draw).
+        files: The mean number of distinct files in a batch. nan without files.
+        same_unit_pairs: The share of the pairs of rows in a batch whose rows come from the same unit. For a perfect
+            permutation it is the sum of r (r-1) over N (N-1). Let p be this share. If rows of the same unit have
             correlation c and other rows have none, the variance of a batch's mean is (1 + (b-1) c p) / b times the
             variance of a row. This is the design effect of cluster samples (Kish, Survey Sampling, 1965), and it is how
-            blocks add noise to gradients. The score is the share of this noise that shuffling removes.
+            units add noise to gradients. The score is the share of this noise that shuffling removes.
         density: 12 lines of 40 columns: the number of rows that a range of the epoch (line) has from a range of the
             dataset (column), divided by the number in a perfect permutation. A dataset with fewer rows has fewer lines
             and columns. nan in lines without a sampled batch.
@@ -108,23 +113,24 @@ class ShuffleReport:
     batch_size: int
     seed: int
     epoch: int
+    unit_name: str
     num_rows: int
-    num_blocks: int
+    num_units: int
     num_files: int
     num_batches: int
     batches_seen: int
     bytes_per_row: float
     displacement: Measure
     displacement_quantiles: tuple[Measure, Measure, Measure]
-    blocks: Measure
+    units: Measure
     files: Measure
-    same_block_pairs: Measure
+    same_unit_pairs: Measure
     density: tuple[tuple[float, ...], ...]
 
     @property
     def buffer_bytes(self) -> float:
-        """Size of `shuffle_buffer` rows in bytes, as stored in the files. 0.0 without shuffling."""
-        return (self.shuffle_buffer or 0) * self.bytes_per_row if self.num_rows else 0.0
+        """Size of `shuffle_buffer` rows in bytes, as stored in the files. 0.0 without shuffling, nan without files."""
+        return self.shuffle_buffer * self.bytes_per_row if self.shuffle_buffer and self.num_rows else 0.0
 
     @property
     def map(self) -> str:
@@ -141,96 +147,101 @@ class ShuffleReport:
 
 
 def shuffle_report(
-    source: Paths,
-    *,
-    batch_size: int,
-    shuffle: bool | Shuffle = True,
+    reader: Reader,
+    shuffle: bool | Shuffle | None = None,
     shuffle_buffer: int | None = None,
-    seed: int = 0,
-    epoch: int = 0,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    epoch: int | None = None,
     max_batches: int = 200,
+    *,
+    tick: Tick | None = None,
 ) -> ShuffleReport:
-    """Reports how well an order would shuffle a dataset, before a run. It reads only the headers of files and blocks.
+    """Reports how well an order shuffles a reader's dataset. See `Reader.shuffle_report`.
 
-    Let B be the number of batches in an epoch. If B is more than M = `max_batches`, the batches (2i + 1) B / 2M for i
-    below M are sampled. If it takes long to reach each sampled batch (more than 3 * 10^7 rows with a large buffer),
-    several neighboring batches are sampled at each of fewer places, at least 12. The call opens the files as
-    `read_avro` does and then takes a few seconds, or up to two minutes if the buffer has millions of rows.
-
-    Args:
-        source: Avro files: a path, a glob, a directory, a contiguous buffer with the bytes of a file, a binary file
-            object, or a list of these. Directories and globs skip names that begin with `_` or `.`, and also empty
-            files, with a warning.
-        batch_size: Number of rows per batch.
-        shuffle: Order of the rows: True or `"window"`, `"block"` or `"buffer"`. False reports on the files without
-            shuffling. Defaults to True.
-        shuffle_buffer: Number of rows in a window, pool or buffer, 1 to 2^31. Defaults to the rows of 16 batches or of
-            64 average blocks, the larger of the two.
-        seed: Seed of the shuffle. It matters little, unless the dataset has only a few blocks. Defaults to 0.
-        epoch: The epoch to sample. Defaults to 0.
-        max_batches: Maximum number of batches to sample. Fewer are sampled if their rows would exceed 2^25 in total,
-            but at least 12 or all. Defaults to 200.
-
-    Returns:
-        A `ShuffleReport` for one rank. The same arguments give the same report.
-
-    Raises:
-        MissingFileError: If a file doesn't exist.
-        MalformedFileError: If a header is damaged or a file is truncated.
-        UnsupportedError: If a codec isn't supported.
-        LimitError: If the order needs more than half of the memory of this machine or container. The message names a
-            `shuffle_buffer` that fits.
-        ValueError: If arguments exclude each other or are out of range.
-
-    Example:
-        >>> import fastpipe
-        >>> report = fastpipe.shuffle_report("data/*.avro", batch_size=64, shuffle=True, seed=7)
-        >>> 0 < report.blocks.score <= 1
-        True
+    `tick` is called with the number of sampled batches and of all batches to sample.
     """
-    ordering = Ordering.checked(batch_size=batch_size, shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
-    at = within("epoch", epoch, 0, LARGEST_EPOCH)
+    passes = ReaderPasses(reader)
+    parts = passes.parts
+    _check(parts)
+    if epoch is None:
+        at = passes.epoch if passes.loaded else passes.next_epoch
+    else:
+        at = within("epoch", epoch, 0, LARGEST_EPOCH)
     most = within("max_batches", max_batches, 1, 2**31 - 1)
-    return Index(expand(source)).report(ordering, at, most)
+    own = parts.ordering
+    ordering = Ordering.checked(
+        batch_size=own.batch_size if batch_size is None else batch_size,
+        drop_last=own.drop_last,
+        shuffle=_ARGUMENTS[own.shuffle] if shuffle is None else shuffle,
+        shuffle_buffer=shuffle_buffer,
+        seed=own.seed if seed is None else seed,
+    )
+    if ordering.shuffle != "sequential" and shuffle_buffer is None and (buffer := _buffer(parts, ordering.batch_size)):
+        ordering = ordering.with_buffer(buffer)
+    return Index(parts.data).report(ordering, at, most, tick)
+
+
+def _check(parts: ReaderParts) -> None:
+    """Raises an error if a reader doesn't read all rows of a dataset, or not in this process."""
+    if parts.ordering.world_size > 1:
+        raise ValueError("shuffle_report() needs an order of all rows: call it on a reader without rank and world_size")
+    if parts.ordering.is_sample:
+        reason = "shuffle_report() needs all rows: call it on the reader that this sample was drawn from"
+        raise UnsupportedError(reason, reason=reason)
+    if isinstance(parts.data.handle, RemoteDataset):
+        reason = "shuffle_report() works only where the data is read: call it on the reader that is served"
+        raise UnsupportedError(reason, reason=reason)
+
+
+def _buffer(parts: ReaderParts, batch_size: int) -> int | None:
+    """Returns the default buffer of a report: the reader's, or else the source's. None for the general default."""
+    own = parts.ordering
+    if own.shuffle == "sequential":
+        return default_window(parts.data, batch_size)
+    # The order's buffer is rounded up to whole batches of the reader.
+    return own.shuffle_buffer or parts.order.shuffle_buffer
 
 
 class Index:
-    """The blocks of a dataset.
+    """The units of a dataset, and their files if it is stored in files.
 
     Args:
-        files: Paths.
+        data: The dataset.
 
     Raises:
-        FastpipeError: If headers can't be read.
+        UnsupportedError: If the dataset is a partition with parts of units.
     """
 
-    def __init__(self, files: list[str]) -> None:
-        self.files = files
-        self._dataset = AvroDataset(lowered(files), {})  # Without features only headers are read.
-        every = self._dataset.unit_rows().astype(np.int64)
+    def __init__(self, data: Dataset) -> None:
+        self._data = data.unsliced() if isinstance(data, UnitsData) else data
+        every = self._data.handle.unit_rows().astype(np.int64)
+        if self._data.handle.uncut not in (None, len(every)):
+            reason = (
+                "shuffle_report() needs whole units, and this partition was made of slices of units, which readers"
+                " without shuffling read: call partition() and shuffle_report() on a reader with shuffle=True"
+            )
+            raise UnsupportedError(reason, reason=reason)
         self._every_start = np.cumsum(every) - every
-        self._every_file = np.cumsum(np.array(self._dataset.blocks(), np.int64))
         self._rows = every[every > 0]
-        self._ends = np.cumsum(self._rows)
-        file_ends = np.concatenate(([0], np.cumsum(every)))[self._every_file]
-        self._file_rows = np.diff(file_ends, prepend=0)
-        self._file_ends = file_ends[self._file_rows > 0]
         self.num_rows = int(every.sum())
-        self._bytes = sum(size for _, size, _ in self._dataset.files())
+        self._files: Counts | None = None
+        self._file_rows, self._bytes = np.zeros(0, np.int64), math.nan
+        if isinstance(self._data, FileDataset):
+            self._files, self._bytes = self._data.unit_files(), sum(self._data.file_sizes())
+            rows = np.bincount(self._files, every).astype(np.int64)
+            self._file_rows = rows[rows > 0]
 
     def report(self, ordering: Ordering, epoch: int, max_batches: int, tick: Tick | None = None) -> ShuffleReport:
-        """Returns the report of an order; see `shuffle_report`.
-
-        `tick` is called with the number of sampled batches and of all batches to sample.
-        """
-        order = ordering.of(self._dataset)
+        """Returns the report of an order; see `shuffle_report`."""
+        order = ordering.of(self._data.handle)
         size = ordering.batch_size
         steps = _steps(order.steps, min(max_batches, max(2**25 // size, _LEAST_PLACES)), size, _jump(ordering, order))
-        seen = _Seen(self._ends, self._file_ends, self.num_rows)
+        seen = _Seen(self._rows, self._file_rows, self.num_rows)
         # A window is permuted only up to the batch that is requested, so batches in between are skipped.
         near = 0 if ordering.shuffle == "window" else _jump(ordering, order) // size
         for done, (step, units, records) in enumerate(_batches(order, epoch, steps, near)):
-            files = np.searchsorted(self._every_file, units, side="right")
+            files = None if self._files is None else self._files[units]
             seen.add(step * size, self._every_start[units] + records, units, files)
             if tick is not None:
                 tick(done + 1, len(steps))
@@ -240,17 +251,18 @@ class Index:
             batch_size=size,
             seed=ordering.seed,
             epoch=epoch,
+            unit_name=self._data.words.units.removesuffix("s"),
             num_rows=self.num_rows,
-            num_blocks=len(self._rows),
-            num_files=len(self._file_ends),
+            num_units=len(self._rows),
+            num_files=len(self._file_rows),
             num_batches=order.steps,
             batches_seen=len(steps),
             bytes_per_row=self._bytes / self.num_rows if self.num_rows else math.nan,
             displacement=seen.displacement(),
             displacement_quantiles=seen.quantiles(),
-            blocks=seen.mixed(self._rows, 0),
-            files=seen.mixed(self._file_rows, 1),
-            same_block_pairs=seen.same_block(self._rows),
+            units=seen.mixed(0),
+            files=seen.mixed(1),
+            same_unit_pairs=seen.same_unit(),
             density=seen.density(),
         )
 
@@ -278,7 +290,7 @@ def _steps(batches: int, most: int, size: int, jump: int) -> list[int]:
 def _batches(
     order: Order, epoch: int, steps: list[int], near: int
 ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
-    """Yields step, blocks and records of each batch. Visits the batches in between if that is less work."""
+    """Yields step, units and records of each batch. Visits the batches in between if that is less work."""
     after = 0
     for step in steps:
         for between in range(after, step if step - after < near else after):
@@ -289,10 +301,17 @@ def _batches(
 
 
 class _Seen:
-    """Statistics of the sampled batches."""
+    """Statistics of the sampled batches.
 
-    def __init__(self, ends: Counts, file_ends: Counts, total: int) -> None:
-        self._group_ends = (ends, file_ends)
+    Args:
+        units: Number of rows in each unit that has rows.
+        files: Number of rows in each file that has rows. Empty if the dataset isn't stored in files.
+        total: Number of rows.
+    """
+
+    def __init__(self, units: Counts, files: Counts, total: int) -> None:
+        self._groups = (units, files)
+        self._group_ends = (np.cumsum(units), np.cumsum(files))
         self._total = total
         self._places: list[Counts] = []
         self._distances: list[Counts] = []
@@ -303,14 +322,14 @@ class _Seen:
         self._unshuffled_pairs: list[float] = []
         self._counts = np.zeros((min(MAP_LINES, total), min(MAP_COLUMNS, total)), np.int64)
 
-    def add(self, start: int, rows: Counts, blocks: Counts, files: Counts) -> None:
+    def add(self, start: int, rows: Counts, units: Counts, files: Counts | None) -> None:
         """Adds a batch whose first row has the index `start` in the epoch.
 
         Args:
             start: Index of the batch's first row in the epoch.
             rows: Index of each row in the dataset.
-            blocks: Block of each row.
-            files: File of each row.
+            units: Unit of each row.
+            files: File of each row. None if the dataset isn't stored in files.
         """
         size = len(rows)
         places = np.arange(start, start + size)
@@ -320,7 +339,7 @@ class _Seen:
         lines, columns = self._counts.shape
         cells = places * lines // self._total * columns + rows * columns // self._total
         self._counts += np.bincount(cells, minlength=self._counts.size).reshape(self._counts.shape)
-        for i, groups in enumerate((blocks, files)):
+        for i, groups in enumerate((units,) if files is None else (units, files)):
             counts = np.unique(groups, return_counts=True)[1]
             unshuffled = _shuffle_math.stretch(self._group_ends[i], start, start + size)
             self._distinct[i].append(len(counts))
@@ -344,9 +363,10 @@ class _Seen:
         low, median, high = (Measure(float(f), float(p), 0.0) for f, p in zip(found, perfect, strict=True))
         return low, median, high
 
-    def mixed(self, groups: Counts, which: int) -> Measure:
-        """Returns the number of distinct blocks (0) or files (1) in a batch, given the number of rows in each."""
-        if not self._sizes:
+    def mixed(self, which: int) -> Measure:
+        """Returns the number of distinct units (0) or files (1) in a batch."""
+        groups = self._groups[which]
+        if not self._sizes or not len(groups):
             return _NOTHING
         sizes, times = np.unique(self._sizes, return_counts=True)
         perfect = np.array([_shuffle_math.distinct(groups, int(size)) for size in sizes])
@@ -356,11 +376,11 @@ class _Seen:
             float(np.mean(self._unshuffled[which])),
         )
 
-    def same_block(self, groups: Counts) -> Measure:
+    def same_unit(self) -> Measure:
         pairs = sum(size * (size - 1) / 2 for size in self._sizes)
         if not pairs:
             return _NOTHING
-        perfect = _shuffle_math.same_group(groups)
+        perfect = _shuffle_math.same_group(self._groups[0])
         return Measure(sum(self._pairs) / pairs, perfect, sum(self._unshuffled_pairs) / pairs)
 
     def density(self) -> tuple[tuple[float, ...], ...]:
@@ -380,7 +400,8 @@ _WIDTH = 100
 # A perfect permutation has the density 1.
 _SHADES = ((0.05, " "), (0.5, "░"), (1.5, "▒"), (4.0, "▓"), (math.inf, "█"))
 LEGEND = "▒ about as many rows as in a perfect permutation, ░ less than half, ▓ and █ over 1.5 and 4 times as many"
-_NAMES = {"window": "True", "sequential": "False"}
+_NO_ROWS = "There are no rows to shuffle."
+_ARGUMENTS: dict[str, bool | Shuffle] = {"window": True, "sequential": False, "block": "block", "buffer": "buffer"}
 
 
 def shaded(density: Sequence[Sequence[float]]) -> str:
@@ -395,17 +416,20 @@ def shaded(density: Sequence[Sequence[float]]) -> str:
 def _as_text(r: ShuffleReport) -> str:
     """Returns the whole report as text."""
     buffer = "" if r.shuffle_buffer is None else f", shuffle_buffer={r.shuffle_buffer:_}"
-    order = f"shuffle={name(r.shuffle)}{buffer}, batch_size={r.batch_size:_}, seed={r.seed}, epoch {r.epoch}"
-    data = ", ".join([plural(r.num_rows, "row"), plural(r.num_blocks, "block"), plural(r.num_files, "file")])
+    seed = "" if r.shuffle_buffer is None else f", seed={r.seed}"
+    order = f"shuffle={name(r.shuffle)}{buffer}, batch_size={r.batch_size:_}{seed}, epoch {r.epoch}"
+    counts = [plural(r.num_rows, "row"), plural(r.num_units, r.unit_name)]
+    data = ", ".join([*counts, plural(r.num_files, "file")] if r.num_files else counts)
     seen = f"looked at {r.batches_seen:,} of {r.num_batches:,} batch{'' if r.num_batches == 1 else 'es'}"
-    shown = [_measures(r), "", *_map(r), ""] if r.num_rows else []
+    shown = [_measures(r), "", *_map(r), ""] if r.num_batches else []
     wrapped = (textwrap.fill(line, _WIDTH, break_long_words=False) for line in r.advice.splitlines())
     return "\n".join([order, f"{data}; {seen}", "", *shown, *wrapped])
 
 
 def name(shuffle: str) -> str:
     """Returns the value of the argument `shuffle` for an order."""
-    return _NAMES.get(shuffle, f'"{shuffle}"')
+    argument = _ARGUMENTS[shuffle]
+    return str(argument) if isinstance(argument, bool) else f'"{argument}"'
 
 
 def _measures(r: ShuffleReport) -> str:
@@ -415,9 +439,9 @@ def _measures(r: ShuffleReport) -> str:
         _row("  5 % quantile", low),
         _row("  median", median),
         _row("  95 % quantile", high),
-        _row("blocks in a batch", r.blocks),
-        _row("files in a batch", r.files),
-        _row("pairs in a batch from one block", r.same_block_pairs, percent=True),
+        _row(f"{r.unit_name}s in a batch", r.units),
+        *([_row("files in a batch", r.files)] if r.num_files else []),
+        _row(f"pairs in a batch from one {r.unit_name}", r.same_unit_pairs, percent=True),
     ]
     return table(["", "this order", "perfect", "unshuffled", "score"], rows, _WIDTH, right=(1, 2, 3, 4))
 
@@ -452,28 +476,29 @@ def _map(r: ShuffleReport) -> list[str]:
 
 def _advice(r: ShuffleReport) -> str:
     """Returns advice based on the measures, one line per sentence."""
-    if not r.num_rows:
-        return "There are no rows to shuffle."
+    if not r.num_batches:
+        # drop_last leaves out a batch with too few rows.
+        return "There are no batches to shuffle: a batch has more rows than the dataset." if r.num_rows else _NO_ROWS
     lines = [_mixing(r)]
-    if not math.isnan(r.same_block_pairs.score) and r.shuffle != "sequential":
-        taken = share(r.same_block_pairs.score)
-        lines.append(f"It removes {taken} of the noise that similar rows of a block add to a batch's mean.")
+    if not math.isnan(r.same_unit_pairs.score) and r.shuffle != "sequential":
+        taken = share(r.same_unit_pairs.score)
+        lines.append(f"It removes {taken} of the noise that similar rows of a {r.unit_name} add to a batch's mean.")
     if r.shuffle in ("block", "buffer") and r.displacement.score < 0.5:
         lines.append(
             f"Rows move {share(r.displacement.found / r.displacement.perfect)} as far as in a perfect permutation: "
-            "if the files are sorted, use shuffle=True, which mixes rows of all files."
+            "if the rows are sorted, use shuffle=True, which mixes rows of the whole dataset."
         )
     return "\n".join(lines)
 
 
 def _mixing(r: ShuffleReport) -> str:
-    now, without = r.blocks.found / r.blocks.perfect, r.blocks.unshuffled / r.blocks.perfect
+    now, without = r.units.found / r.units.perfect, r.units.unshuffled / r.units.perfect
     if without >= 0.9:
         return (
-            f"Even without shuffling a batch has rows of {share(without)} of the blocks that a perfect permutation "
-            "gives it, so blocks matter little here."
+            f"Even without shuffling a batch has rows of {share(without)} of the {r.unit_name}s that a perfect "
+            f"permutation gives it, so {r.unit_name}s matter little here."
         )
-    having = f"A batch has rows of {share(now)} of the blocks that a perfect permutation gives it"
+    having = f"A batch has rows of {share(now)} of the {r.unit_name}s that a perfect permutation gives it"
     if now >= 0.9:
         return f"{having}."
     return f"{having}: {'shuffle=True' if r.shuffle == 'sequential' else 'a larger shuffle_buffer'} mixes more of them."

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any, Protocol, Self, Unpack, runtime_checkable
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from fastpipe._arguments import imported, shown
 from fastpipe._arrow.schema import written
 from fastpipe._fastpipe import UnitCalls, UnitsDataset
 from fastpipe._locations import UnitLocation
-from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.options import LARGEST_WINDOW, Options, Settings, takes_options
+from fastpipe._reader.dataset import LARGEST_WINDOW, SourceWording
+from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
@@ -306,6 +306,12 @@ class UnitsData:
         within = max(held - 2 * average, average, batch_size)
         return max(min(within, rows, LARGEST_WINDOW), batch_size)
 
+    def unsliced(self) -> Self:
+        """Returns the dataset as readers that shuffle read it: large units aren't read in slices."""
+        if not self._in_sequence:
+            return self
+        return type(self)(self._units, FeatureRequest(self._asked), self._num_fetches, in_sequence=False)
+
     def place(self, unit: int, record: int) -> UnitLocation:
         """Returns the file (of Parquet and Arrow files), the unit, its name, and the index of the row in it."""
         unit, row = self.handle.row_of(unit, record)
@@ -489,7 +495,7 @@ def reader_of(
     """Returns the reader of units, as a dataset of a class."""
     in_sequence = settings.ordering.shuffle == "sequential"
     data = kind(units, request, num_fetches, in_sequence=in_sequence)
-    return settings.reader(data, data.default_window)
+    return settings.reader(data)
 
 
 def threads_of(settings: Settings) -> int:
