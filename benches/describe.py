@@ -22,7 +22,7 @@ import fastpipe
 from harness import Bench, take_turns
 
 BATCH = 16_384
-SHARES = [0.01, 0.25, 0.5, 0.75, 0.99]
+FRACTIONS = [0.01, 0.25, 0.5, 0.75, 0.99]
 DISTINCT = 1_000
 MOST = 2.0
 """Target: maximum ratio of fastpipe's time to that of the faster peer."""
@@ -34,17 +34,17 @@ class Found(NamedTuple):
     values: int
     counts: dict[Any, int]
     mean: float = 0.0
-    deviation: float = 0.0
+    std: float = 0.0
     quantiles: Sequence[float] = ()
 
 
 def by_fastpipe(column: pa.Array, batch_size: int) -> Found:
     """Describes a column with `Reader.describe`."""
     found = fastpipe.from_arrow(pa.table({"x": column}), batch_size=batch_size).describe()["x"]
-    counts = {} if found.kind == "real" else found.counts()
-    if found.kind == "text":
+    counts = {} if found.kind == "float" else found.value_counts()
+    if found.kind == "string":
         return Found(found.count, counts)
-    return Found(found.count, counts, found.mean, found.deviation, found.quantile(SHARES))
+    return Found(found.count, counts, found.mean, found.std, found.quantile(FRACTIONS))
 
 
 def by_numpy(column: pa.Array) -> Found:
@@ -59,7 +59,7 @@ def by_numpy(column: pa.Array) -> Found:
         return Found(len(values), counts)
     finite = int(np.isfinite(values).sum())
     values.min(), values.max()
-    quantiles = np.quantile(values, SHARES).tolist()
+    quantiles = np.quantile(values, FRACTIONS).tolist()
     return Found(finite, counts, float(values.mean(dtype="f8")), float(values.std(dtype="f8")), quantiles)
 
 
@@ -72,7 +72,7 @@ def by_arrow(column: pa.Array) -> Found:
     if pa.types.is_string(column.type):
         return Found(pc.count(column).as_py(), counts)
     pc.min_max(column)
-    quantiles = pc.tdigest(column, SHARES).to_pylist()
+    quantiles = pc.tdigest(column, FRACTIONS).to_pylist()
     return Found(pc.count(column).as_py(), counts, pc.mean(column).as_py(), pc.stddev(column).as_py(), quantiles)
 
 
@@ -93,7 +93,7 @@ def check(name: str, mine: Found, other: Found) -> None:
     """Raises an error if two descriptions differ by more than the tolerance."""
     same = mine.values == other.values and mine.counts == other.counts
     same = same and np.allclose(mine[2:4], other[2:4], rtol=1e-6, atol=0)
-    if not same or not np.allclose(mine.quantiles, other.quantiles, rtol=0, atol=0.25 * mine.deviation):
+    if not same or not np.allclose(mine.quantiles, other.quantiles, rtol=0, atol=0.25 * mine.std):
         raise RuntimeError(f"descriptions of {name} differ: {mine[2:]} and {other[2:]}")
 
 

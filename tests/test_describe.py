@@ -32,17 +32,18 @@ def described(columns: Any, **options: Any) -> fastpipe.typing.Description:
 def test_integers(values: list[int | None]) -> None:
     found = described({"x": pa.array(values, pa.int64())})["x"]
     known = sorted(value for value in values if value is not None)
-    assert (found.count, found.nulls) == (len(known), len(values) - len(known))
-    assert found.counts() == dict(sorted(Counter(known).items(), key=lambda pair: (-pair[1], pair[0])))
-    assert found.distinct == (len(set(known)),) * 3
-    assert (found.counts_error, found.quantile_error) == (0, 0.0)
+    assert (found.count, found.null_count) == (len(known), len(values) - len(known))
+    assert found.value_counts() == dict(sorted(Counter(known).items(), key=lambda pair: (-pair[1], pair[0])))
+    different = len(set(known))
+    assert (found.n_unique, found.n_unique_interval) == (different, (different, different))
+    assert (found.value_counts_error, found.quantile_error) == (0, 0.0)
     if known:
-        assert (found.minimum, found.maximum, found.mean) == (known[0], known[-1], sum(known) / len(known))
-        assert found.deviation == pytest.approx(statistics.pstdev(known), rel=1e-9)
+        assert (found.min, found.max, found.mean) == (known[0], known[-1], sum(known) / len(known))
+        assert found.std == pytest.approx(statistics.pstdev(known), rel=1e-9)
         for share in (0.0, 0.25, 0.5, 0.9, 1.0):
             assert found.quantile(share) == known[max(math.ceil(share * len(known)), 1) - 1]
     else:
-        assert (found.minimum, found.maximum, found.quantile(0.5)) == (None, None, None)
+        assert (found.min, found.max, found.quantile(0.5)) == (None, None, None)
         assert math.isnan(found.mean)
 
 
@@ -51,15 +52,15 @@ def test_floats(values: list[float | None]) -> None:
     found = described({"x": pa.array(values, pa.float32())})["x"]
     known = [value for value in values if value is not None]
     finite = sorted(value for value in known if math.isfinite(value))
-    assert (found.count, found.nulls) == (len(known), len(values) - len(known))
-    assert found.nans == sum(map(math.isnan, known))
-    assert found.infinities == sum(map(math.isinf, known))
+    assert (found.count, found.null_count) == (len(known), len(values) - len(known))
+    assert found.nan_count == sum(map(math.isnan, known))
+    assert found.inf_count == sum(map(math.isinf, known))
     if finite:
-        assert (found.minimum, found.maximum) == (finite[0], finite[-1])
+        assert (found.min, found.max) == (finite[0], finite[-1])
         assert found.mean == pytest.approx(statistics.fmean(finite), rel=1e-9, abs=1e-9 * max(map(abs, finite)))
         assert found.quantile([0.0, 1.0]) == [finite[0], finite[-1]]
-    with pytest.raises(fastpipe.errors.UnsupportedError, match="a feature of float32 doesn't support counts"):
-        found.counts()
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="a feature of float32 doesn't support value counts"):
+        found.value_counts()
 
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1, max_size=60), st.booleans())
@@ -67,8 +68,8 @@ def test_text_and_bytes(values: list[str | None], binary: bool) -> None:
     stored: list[Any] = [None if v is None else v.encode() for v in values] if binary else values
     found = described({"x": pa.array(stored, pa.binary() if binary else pa.string())})["x"]
     known = Counter(value for value in stored if value is not None)
-    assert found.counts() == dict(known)
-    assert found.null_share == stored.count(None) / len(stored)
+    assert found.value_counts() == dict(known)
+    assert found.null_fraction == stored.count(None) / len(stored)
     assert found.vocabulary(min_count=2) == sorted(
         (value for value, count in known.items() if count >= 2), key=lambda value: (-known[value], value)
     )
@@ -83,12 +84,12 @@ def test_times() -> None:
     spans = np.array([5, 7, 9, 11], "timedelta64[s]")
     found = fastpipe.from_arrays({"day": days, "span": spans}, batch_size=3).describe()
     day, span = found["day"], found["span"]
-    assert (day.nulls, day.mean, day.minimum, day.maximum) == (1, days[1], days[0], days[3])
+    assert (day.null_count, day.mean, day.min, day.max) == (1, days[1], days[0], days[3])
     assert day.quantile(0.5) == days[1]
-    assert day.counts() == {days[0]: 1, days[1]: 1, days[3]: 1}
-    assert (span.mean, span.deviation) == (np.timedelta64(8, "s"), np.timedelta64(2, "s"))
-    assert day.deviation == np.timedelta64(2, "D")
-    unknown = fastpipe.from_arrays({"day": days[2:3]}, batch_size=1).describe()["day"].deviation
+    assert day.value_counts() == {days[0]: 1, days[1]: 1, days[3]: 1}
+    assert (span.mean, span.std) == (np.timedelta64(8, "s"), np.timedelta64(2, "s"))
+    assert day.std == np.timedelta64(2, "D")
+    unknown = fastpipe.from_arrays({"day": days[2:3]}, batch_size=1).describe()["day"].std
     assert np.isnat(unknown)
     assert unknown.dtype == "timedelta64[D]"
 
@@ -99,10 +100,10 @@ def test_bools_and_codes(tmp_path: Path) -> None:
     features = {"ok": fastpipe.DenseSpec((), "bool"), "city": fastpipe.DenseSpec((), "int32", on_null="mask")}
     reader = fastpipe.from_arrow(table, features=features, batch_size=3)
     found = reader.describe()
-    assert found["ok"].counts() == {True: 3, False: 1}
-    assert (found["ok"].mean, found["ok"].maximum) == (0.75, True)
+    assert found["ok"].value_counts() == {True: 3, False: 1}
+    assert (found["ok"].mean, found["ok"].max) == (0.75, True)
     assert reader.symbols["city"] == ["Oslo", "Rome"]
-    assert found["city"].counts() == {"Rome": 2, "Oslo": 1}
+    assert found["city"].value_counts() == {"Rome": 2, "Oslo": 1}
     assert found["city"].vocabulary() == ["Rome", "Oslo"]
 
 
@@ -110,10 +111,10 @@ def test_rows_of_several_values() -> None:
     lists = [[1, 2], None, [], [3, None, 3]]
     table = pa.table({"list": lists, "fixed": pa.array([[1.0, 2.0]] * 3 + [None], pa.list_(pa.float64(), 2))})
     found = described(table)
-    assert found["list"].counts() == {3: 2, 1: 1, 2: 1}
-    assert found["list"].nulls == 2
+    assert found["list"].value_counts() == {3: 2, 1: 1, 2: 1}
+    assert found["list"].null_count == 2
     assert found["list"].lengths is not None
-    assert found["list"].lengths.counts() == {0: 1, 2: 1, 3: 1}
+    assert found["list"].lengths.value_counts() == {0: 1, 2: 1, 3: 1}
     assert (found["fixed"].count, found["fixed"].mean) == (6, 1.5)
 
 
@@ -130,7 +131,7 @@ def test_sparse_rows(layout: Any) -> None:
     found = fastpipe.from_arrow(table, features={"x": spec}, batch_size=2).describe()["x"]
     assert (found.count, found.mean) == (3, 2.5)
     assert found.lengths is not None
-    assert found.lengths.counts() == {0: 1, 1: 1, 2: 1}
+    assert found.lengths.value_counts() == {0: 1, 1: 1, 2: 1}
 
 
 TABLE = pa.table(
@@ -144,16 +145,16 @@ TABLE = pa.table(
 
 
 def same(one: fastpipe.typing.Description, other: fastpipe.typing.Description) -> None:
-    assert one.rows == other.rows
+    assert one.num_rows == other.num_rows
     for name in one:
         mine, its = one[name], other[name]
-        assert (mine.count, mine.nulls) == (its.count, its.nulls)
-        if mine.kind not in ("text", "bytes"):
-            assert (mine.minimum, mine.maximum) == (its.minimum, its.maximum)
+        assert (mine.count, mine.null_count) == (its.count, its.null_count)
+        if mine.kind not in ("string", "bytes"):
+            assert (mine.min, mine.max) == (its.min, its.max)
             assert mine.mean == pytest.approx(its.mean, rel=1e-12, abs=1e-12)
-            assert mine.deviation == pytest.approx(its.deviation, rel=1e-9)
-        if mine.kind != "real":
-            assert mine.counts() == its.counts()
+            assert mine.std == pytest.approx(its.std, rel=1e-9)
+        if mine.kind != "float":
+            assert mine.value_counts() == its.value_counts()
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
@@ -169,7 +170,7 @@ def test_merged_ranks_and_partitions_equal_the_whole(shuffle: Any) -> None:
     parts = [reader.read_partition(part).describe() for part in reader.partition(4)]
     same(fastpipe.typing.Description.merged(parts), whole)
     # Merging leaves its inputs unchanged.
-    assert sum(part.rows for part in parts) == 1000
+    assert sum(part.num_rows for part in parts) == 1000
 
 
 def test_files_and_tables_have_equal_descriptions(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_the_readers_pass_continues() -> None:
     batches = iter(reader)
     first = next(batches)["i"].tolist()
     state = reader.state_dict()
-    assert reader.describe().rows == 1000
+    assert reader.describe().num_rows == 1000
     assert reader.state_dict() == state
     assert next(batches)["i"].tolist() != first
     assert reader.batch_at(0)["i"].tolist() == first
@@ -196,7 +197,7 @@ def test_the_readers_pass_continues() -> None:
 def test_a_sample_of_rows() -> None:
     reader = fastpipe.from_arrow(TABLE, batch_size=100)
     found = reader.describe(rows=300, seed=5)
-    assert found.rows == 300
+    assert found.num_rows == 300
     same(found, reader.sample(300, seed=5).describe())
     # The order does not affect which rows are drawn.
     shuffled = fastpipe.from_arrow(TABLE, batch_size=100, shuffle="block", shuffle_buffer=300, seed=1)
@@ -211,17 +212,17 @@ def test_sketches_keep_their_error_bounds() -> None:
     found = fastpipe.from_arrays({"id": ids, "x": values}, batch_size=4096).describe(exact_values=1000)
     feature = found["id"]
     exact = Counter(ids.tolist())
-    assert 0 < feature.counts_error < rows / 1000
-    for value, count in feature.counts(20).items():
-        assert abs(count - exact[value]) <= feature.counts_error
-    least = feature.counts_error + 1
+    assert 0 < feature.value_counts_error < rows / 1000
+    for value, count in feature.value_counts(20).items():
+        assert abs(count - exact[value]) <= feature.value_counts_error
+    least = feature.value_counts_error + 1
     frequent = {value for value, count in exact.items() if count >= 2 * least}
     assert frequent <= set(feature.vocabulary(min_count=least))
     with pytest.raises(ValueError, match=rf"less than {least} times may be missing: increase min_count to that"):
         feature.vocabulary()
-    estimate, low, high = feature.distinct
-    assert low <= estimate <= high
-    assert abs(estimate - len(exact)) < 0.05 * len(exact)
+    low, high = feature.n_unique_interval
+    assert low < feature.n_unique < high
+    assert abs(feature.n_unique - len(exact)) < 0.05 * len(exact)
     # The error bound holds for 99 of 100 sketches. Twice the bound holds for practically all.
     for part in (feature, found["x"]):
         assert 0 < part.quantile_error < 0.01
@@ -245,7 +246,7 @@ def test_merged_sketches_keep_counts(values: list[int], limit: int) -> None:
     found = fastpipe.typing.Description.merged(parts)["x"]
     assert found.count == len(values)
     # The values are few enough for the sketch to store all of them, although exact values aren't requested.
-    assert found.counts() == dict(Counter(values))
+    assert found.value_counts() == dict(Counter(values))
     if values:
         shares = [0.0, 0.3, 0.5, 1.0]
         assert found.quantile(shares) == [sorted(values)[max(math.ceil(each * len(values)), 1) - 1] for each in shares]
@@ -258,7 +259,7 @@ def test_quantiles_of_integers_outlive_their_counts(few: tuple[int, ...]) -> Non
     halves = [draw.integers(0, 100 if half in few else 5000, 300_000) for half in range(2)]
     parts = [fastpipe.from_arrays({"x": each}, batch_size=4096).describe(exact_values=1000) for each in halves]
     found, values = fastpipe.typing.Description.merged(parts)["x"], np.sort(np.concatenate(halves))
-    assert (found.quantile_error == 0) == (found.counts_error == 0) == (len(few) == 2)
+    assert (found.quantile_error == 0) == (found.value_counts_error == 0) == (len(few) == 2)
     for share in (0.01, 0.25, 0.5, 0.75, 0.99):
         value = found.quantile(share)
         ranks = [np.searchsorted(values, value, side) / len(values) for side in ("left", "right")]
@@ -270,11 +271,11 @@ def test_descriptions_round_trip_through_json_and_pickle() -> None:
     for copy in (fastpipe.typing.Description.from_json(found.to_json()), pickle.loads(pickle.dumps(found))):
         same(copy, found)
         assert copy["f"].quantile([0.1, 0.5]) == found["f"].quantile([0.1, 0.5])
-        assert copy["s"].counts_error == found["s"].counts_error > 0
+        assert copy["s"].value_counts_error == found["s"].value_counts_error > 0
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"version": 9}', '{"version": 1, "rows": 1, "features": {"a": {}}}']
+    "text", ["", "{", "[]", "{}", '{"version": 9}', '{"version": 1, "num_rows": 1, "features": {"a": {}}}']
 )
 def test_damaged_descriptions(text: str) -> None:
     with pytest.raises(fastpipe.errors.StateError, match="the description "):
@@ -308,7 +309,7 @@ def test_incompatible_descriptions_are_not_merged() -> None:
 
 def test_no_rows() -> None:
     empty = fastpipe.from_arrow(TABLE.slice(0, 0), batch_size=5).describe()
-    assert (empty.rows, dict(empty)) == (0, {})
+    assert (empty.num_rows, dict(empty)) == (0, {})
     whole = described(TABLE)
     both = fastpipe.typing.Description.merged([empty, whole])
     same(both, whole)
@@ -332,10 +333,14 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], matc
 @pytest.mark.parametrize(
     ("ask", "error", "match"),
     [
-        (lambda f: f.quantile(1.5), ValueError, "a share must be between 0 and 1; got 1.5"),
-        (lambda f: f.quantile(["a"]), TypeError, "a share must be a number; got 'a'"),
-        (lambda f: f.buckets(1), ValueError, "number must be at least 2"),
-        (lambda f: f.buckets(2.5), TypeError, "number must be an integer"),
+        (lambda f: f.quantile(1.5), ValueError, "q must be between 0 and 1; got 1.5"),
+        (lambda f: f.quantile(["a"]), TypeError, "q must be a number; got 'a'"),
+        (lambda f: f.quantile(None), TypeError, "q must be a number; got None"),
+        (lambda f: f.bin_edges(1), ValueError, "bins must be between 2 and 2147483647; got 1"),
+        (lambda f: f.bin_edges(2.5), TypeError, "bins must be an integer; got 2.5"),
+        (lambda f: f.value_counts(-1), ValueError, "limit must be between 0 and 9223372036854775807; got -1"),
+        (lambda f: f.vocabulary(limit="all"), TypeError, "limit must be an integer; got 'all'"),
+        (lambda f: f.vocabulary(min_count=0), ValueError, "min_count must be between 1 and 9223372036854775807; got 0"),
     ],
 )
 def test_wrong_questions(ask: Any, error: type[Exception], match: str) -> None:
@@ -348,13 +353,16 @@ def test_unknown_features_are_named() -> None:
         described(TABLE)["nosuch"]
 
 
-def test_buckets_digitize() -> None:
+def test_bin_edges_digitize() -> None:
     values = np.random.default_rng(3).normal(size=5000)
     found = fastpipe.from_arrays({"x": values}, batch_size=64).describe()["x"]
-    counts = np.bincount(np.digitize(values, found.buckets(8)), minlength=8)
+    edges = found.bin_edges(8)
+    assert edges == found.quantile(np.arange(1, 8, dtype=np.float32) / 8)
+    assert edges[3] == found.quantile(np.float32(0.5))
+    counts = np.bincount(np.digitize(values, edges), minlength=8)
     assert len(counts) == 8
     assert counts.min() > 0.8 * 5000 / 8
-    assert described({"x": [1, 1, 1, 1]})["x"].buckets(4) == []
+    assert described({"x": [1, 1, 1, 1]})["x"].bin_edges(4) == []
 
 
 def test_vocabularies_are_used_in_specs(tmp_path: Path) -> None:
@@ -391,12 +399,12 @@ def test_fields_without_a_value_are_nulls(spec: Any) -> None:
     data = b"x,y\n1.5,1\n,2\nNA,3\n-2.5,4\n"
     reader = fastpipe.read_csv(data, features=None if spec is None else {"x": spec}, batch_size=3)
     found = reader.describe()["x"]
-    assert (found.nulls, found.nans, found.count, found.null_share) == (2, 0, 2, 0.5)
-    assert (found.mean, found.minimum, found.maximum) == (-0.5, -2.5, 1.5)
+    assert (found.null_count, found.nan_count, found.count, found.null_fraction) == (2, 0, 2, 0.5)
+    assert (found.mean, found.min, found.max) == (-0.5, -2.5, 1.5)
     # Merged and stored descriptions include nulls.
     parts = [reader.read_partition(part).describe() for part in reader.partition(1)]
-    assert fastpipe.typing.Description.merged([*parts, *parts])["x"].nulls == 4
+    assert fastpipe.typing.Description.merged([*parts, *parts])["x"].null_count == 4
     # If nulls are masked, NaN is a value.
     arrays = {"x": np.array([1.0, math.nan])}
     table = fastpipe.from_arrays(arrays, batch_size=3).describe()["x"]
-    assert (table.nulls, table.nans, table.count) == (0, 1, 2)
+    assert (table.null_count, table.nan_count, table.count) == (0, 1, 2)

@@ -25,8 +25,8 @@ def test_integers_are_exact_for_every_split(values, at):
     found.merge(of(array[at:]))
     assert (found.count, found.total) == (len(values), sum(values))
     assert found.mean == sum(values) / len(values)
-    assert (found.minimum, found.maximum) == (min(values), max(values))
-    assert found.deviation == pytest.approx(statistics.pstdev(values), rel=1e-12)
+    assert (found.min, found.max) == (min(values), max(values))
+    assert found.std == pytest.approx(statistics.pstdev(values), rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "float64"])
@@ -34,16 +34,16 @@ def test_large_offsets_do_not_cancel(dtype):
     offset = 2**50 if dtype == "float64" else 2**62
     small = np.arange(100_000) % 7
     found = of((small + offset).astype(dtype))
-    assert found.deviation == pytest.approx(small.std(), rel=1e-9)
+    assert found.std == pytest.approx(small.std(), rel=1e-9)
 
 
 def test_nan_and_infinities_are_counted_separately():
     found = of(np.array([1.0, np.nan, np.inf, 3.0, -np.inf], "float32"))
-    assert (found.count, found.nans, found.infinities, found.mean, found.deviation) == (2, 1, 2, 2.0, 1.0)
+    assert (found.count, found.nan_count, found.inf_count, found.mean, found.std) == (2, 1, 2, 2.0, 1.0)
     empty = of(np.array([np.nan]))
-    assert empty.minimum is None
+    assert empty.min is None
     assert np.isnan(empty.mean)
-    assert np.isnan(empty.deviation)
+    assert np.isnan(empty.std)
 
 
 def test_text_is_refused():
@@ -58,5 +58,5 @@ def test_floats_are_close_for_every_split(values, at):
     found.merge(of(array[at:]))
     scale = max(map(abs, values))
     assert found.mean == pytest.approx(statistics.fmean(values), rel=1e-12, abs=1e-14 * scale)
-    assert found.deviation == pytest.approx(statistics.pstdev(values), rel=1e-9, abs=1e-14 * scale)
-    assert (found.minimum, found.maximum) == (min(values), max(values))
+    assert found.std == pytest.approx(statistics.pstdev(values), rel=1e-9, abs=1e-14 * scale)
+    assert (found.min, found.max) == (min(values), max(values))

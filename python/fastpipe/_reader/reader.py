@@ -495,11 +495,11 @@ class Reader:
 
         Counts of text, integers and bools, and quantiles of integers, are exact for up to `exact_values` distinct
         values. Beyond that, and for quantiles of floats, fastpipe uses Apache DataSketches sketches of bounded size.
-        `counts_error` and `quantile_error` return their maximum errors. Moments are always exact up to float64
+        `value_counts_error` and `quantile_error` return their maximum errors. Moments are always exact up to float64
         rounding.
 
         If a spec fills nulls with NaN, as the inferred specs of floats in CSV files do, NaN counts as null. Otherwise
-        NaN is a value, which `nans` counts.
+        NaN is a value, which `nan_count` counts.
 
         If this reader has several ranks, only the rows of its rank are described. Its pass and epoch don't change.
 
@@ -524,7 +524,7 @@ class Reader:
         Example:
             >>> import fastpipe
             >>> found = fastpipe.read_csv("rides.csv", batch_size=256).describe()
-            >>> found.rows, found["distance"].null_share
+            >>> found.num_rows, found["distance"].null_fraction
             (2000, 0.0)
         """
         from fastpipe.statistics._description import describe

@@ -8,6 +8,7 @@ K. Lang, E. Liberty, Optimal Quantile Approximation in Streams, FOCS 2016.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -65,14 +66,14 @@ class Quantiles:
         """Adds the values of another object."""
         self._sketch.merge(other._sketch)
 
-    def at(self, shares: Sequence[float]) -> list[float]:
-        """Returns quantiles: for each share, the smallest value that at least this share of all values doesn't exceed.
+    def at(self, fractions: Sequence[float]) -> list[float]:
+        """Returns quantiles: for each fraction, the smallest value that at least this fraction of them doesn't exceed.
 
         Without values, returns NaN.
         """
         if not self.count:
-            return [float("nan")] * len(shares)
-        return [float(value) for value in self._sketch.get_quantiles(list(shares), True)]
+            return [float("nan")] * len(fractions)
+        return [float(value) for value in self._sketch.get_quantiles(list(fractions), True)]
 
     def stored(self) -> str:
         """Returns the sketch as text."""
@@ -165,12 +166,16 @@ class Counts:
         union.update(other._distinct)
         self._distinct = union.get_result(require_datasketches().tgt_hll_type.HLL_8)
 
-    def distinct(self) -> tuple[float, float, float]:
-        """Returns the number of distinct values, and its bounds in 95 of 100 cases."""
+    def n_unique(self) -> int:
+        """Returns the number of distinct values, which is an estimate unless counts are exact."""
+        return len(self._exact) if self._exact is not None else round(self._distinct.get_estimate())
+
+    def n_unique_interval(self) -> tuple[int, int]:
+        """Returns the bounds of the number of distinct values in 95 of 100 cases."""
         if self._exact is not None:
-            return (float(len(self._exact)),) * 3
+            return len(self._exact), len(self._exact)
         sketch = self._distinct
-        return float(sketch.get_estimate()), float(sketch.get_lower_bound(2)), float(sketch.get_upper_bound(2))
+        return math.floor(sketch.get_lower_bound(2)), math.ceil(sketch.get_upper_bound(2))
 
     def most(self, least: int = 1) -> dict[Value, int]:
         """Returns values that occur at least `least` times, sorted by descending count and then by value.

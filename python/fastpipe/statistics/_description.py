@@ -34,11 +34,11 @@ class Description(Mapping[str, FeatureStatistics]):
     You can merge descriptions of disjoint parts of a dataset, for example of ranks, partitions or workers.
 
     Attributes:
-        rows: Number of rows that were read.
+        num_rows: Number of rows that were read.
     """
 
-    def __init__(self, features: Mapping[str, FeatureStatistics], rows: int) -> None:
-        self._features, self.rows = dict(features), rows
+    def __init__(self, features: Mapping[str, FeatureStatistics], num_rows: int) -> None:
+        self._features, self.num_rows = dict(features), num_rows
 
     def __getitem__(self, name: str) -> FeatureStatistics:
         try:
@@ -61,12 +61,12 @@ class Description(Mapping[str, FeatureStatistics]):
         """
         if not isinstance(other, Description):
             raise TypeError(f"other must be a Description; got {shown(other)}")
-        if not other.rows:
+        if not other.num_rows:
             return
-        if not self.rows:
+        if not self.num_rows:
             # An empty description copies the other one, so that the two share nothing.
             copied = Description.from_json(other.to_json())
-            self._features, self.rows = copied._features, copied.rows
+            self._features, self.num_rows = copied._features, copied.num_rows
             return
         if set(self) != set(other):
             raise SchemaError(f"the descriptions have different features: {sorted(self)} and {sorted(other)}")
@@ -76,7 +76,7 @@ class Description(Mapping[str, FeatureStatistics]):
                 raise SchemaError(reason, feature=name, reason=reason)
         for name, feature in self._features.items():
             feature.merge(other[name])
-        self.rows += other.rows
+        self.num_rows += other.num_rows
 
     @classmethod
     def merged(cls, descriptions: Iterable[Description]) -> Description:
@@ -99,7 +99,7 @@ class Description(Mapping[str, FeatureStatistics]):
     def to_json(self) -> str:
         """Returns the description as text, for files and other processes."""
         features = {name: feature.stored() for name, feature in self._features.items()}
-        return json.dumps({"version": _VERSION, "rows": self.rows, "features": features})
+        return json.dumps({"version": _VERSION, "num_rows": self.num_rows, "features": features})
 
     @classmethod
     def from_json(cls, text: str) -> Description:
@@ -119,7 +119,7 @@ class Description(Mapping[str, FeatureStatistics]):
             )
         try:
             features = {name: FeatureStatistics.restored(each) for name, each in stored["features"].items()}
-            return cls(features, int(stored["rows"]))
+            return cls(features, int(stored["num_rows"]))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
             raise StateError(f"the description is damaged: {error!r}") from None
 
@@ -128,28 +128,28 @@ class Description(Mapping[str, FeatureStatistics]):
 
     def __str__(self) -> str:
         width = max(shutil.get_terminal_size((120, 24)).columns, 60)
-        header = ["feature", "dtype", "nulls", "distinct", "mean", "deviation", "minimum", "median", "maximum", "most"]
+        header = ["feature", "dtype", "nulls", "n_unique", "mean", "std", "min", "median", "max", "most frequent"]
         rows = [[clean(name), *_cells(feature)] for name, feature in self._features.items()]
-        return f"{plural(self.rows, 'row')}\n{table(header, rows, width, right=range(2, 9))}"
+        return f"{plural(self.num_rows, 'row')}\n{table(header, rows, width, right=range(2, 9))}"
 
 
 def _cells(feature: FeatureStatistics) -> list[str]:
-    nulls = f"{feature.null_share:.1%}" if feature.nulls else "0"
-    distinct = "" if feature.kind == "real" else f"{feature.distinct[0]:,.0f}"
-    if feature.kind in ("text", "bytes"):
+    nulls = f"{feature.null_fraction:.1%}" if feature.null_count else "0"
+    unique = "" if feature.kind == "float" else f"{feature.n_unique:,}"
+    if feature.kind in ("string", "bytes"):
         numbers = [""] * 5
     else:
         median = feature.quantile(0.5)
-        found = (feature.mean, feature.deviation, feature.minimum, median, feature.maximum)
+        found = (feature.mean, feature.std, feature.min, median, feature.max)
         numbers = [
             f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value) for value in found
         ]
-    most = "" if feature.kind == "real" else ", ".join(clean(str(value)) for value in feature.counts(3))
+    most = "" if feature.kind == "float" else ", ".join(clean(str(value)) for value in feature.value_counts(3))
     dtype = feature.dtype if feature.lengths is None else f"{feature.dtype} x {feature.lengths.mean:.3g}"
-    return [dtype, nulls, distinct, *numbers, most]
+    return [dtype, nulls, unique, *numbers, most]
 
 
-_KINDS: dict[str, Kind] = {"i": "integer", "u": "integer", "f": "real", "b": "bool", "M": "time", "m": "time"}
+_KINDS: dict[str, Kind] = {"i": "integer", "u": "integer", "f": "float", "b": "bool", "M": "time", "m": "time"}
 
 
 def added(
@@ -193,12 +193,12 @@ def added(
             raise _without(type(form).__name__)
     if isinstance(form, Strings):
         if found is None:
-            kind: Kind = "bytes" if form.binary else "text"
-            found = FeatureStatistics(kind, "bytes" if form.binary else "string", exact_values)
+            kind: Kind = "bytes" if form.binary else "string"
+            found = FeatureStatistics(kind, kind, exact_values)
         found.add_texts(_bytes(form))
     else:
         found = _numbers(found, form, exact_values, symbols, nan_is_null=nan_is_null)
-    found.nulls += nulls
+    found.null_count += nulls
     if lengths is not None:
         if found.lengths is None:
             found.lengths = FeatureStatistics("integer", "int64", exact_values)
@@ -217,18 +217,18 @@ def _numbers(
     flat = array.reshape(-1)
     kind = _KINDS.get(flat.dtype.kind)
     if kind is None and flat.dtype.name == "bfloat16":
-        flat, kind = flat.astype(np.float32), "real"
+        flat, kind = flat.astype(np.float32), "float"
     if kind is None:
         raise _without(str(array.dtype))
     if found is None:
         found = FeatureStatistics(kind, str(array.dtype), exact_values, symbols)
     if kind == "time":
         missing = np.isnat(flat)
-        found.nulls += int(missing.sum())
+        found.null_count += int(missing.sum())
         flat = flat[~missing].view(np.int64)
-    elif kind == "real" and nan_is_null:
+    elif kind == "float" and nan_is_null:
         missing = np.isnan(flat)
-        found.nulls += int(missing.sum())
+        found.null_count += int(missing.sum())
         flat = flat[~missing]
     elif kind == "bool":
         flat = flat.view(np.uint8)

@@ -7,14 +7,14 @@ cancellation. Sums of floats are float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import shown
+from fastpipe._arguments import shown, within
 from fastpipe.errors import UnsupportedError
 from fastpipe.statistics._counts import Counts, Quantiles, Value
 
@@ -34,23 +34,23 @@ class Moments:
         total: Exact sum of the values, for integers.
         mean: Mean of the finite values; NaN without values.
         squares: Sum of squared distances from the mean.
-        minimum: Smallest finite value; None without values.
-        maximum: Largest finite value; None without values.
-        nans: Number of NaN values.
-        infinities: Number of infinite values.
+        min: Smallest finite value; None without values.
+        max: Largest finite value; None without values.
+        nan_count: Number of NaN values.
+        inf_count: Number of infinite values.
     """
 
     count: int = 0
     total: int = 0
     mean: float = math.nan
     squares: float = 0.0
-    minimum: int | float | None = None
-    maximum: int | float | None = None
-    nans: int = 0
-    infinities: int = 0
+    min: int | float | None = None
+    max: int | float | None = None
+    nan_count: int = 0
+    inf_count: int = 0
 
     @property
-    def deviation(self) -> float:
+    def std(self) -> float:
         """Population standard deviation (divided by `count`); NaN without finite values."""
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
@@ -69,16 +69,16 @@ class Moments:
 
     def merge(self, other: Moments) -> None:
         """Adds the moments of another object. Both must be of integers, or both of floats."""
-        self.nans += other.nans
-        self.infinities += other.infinities
+        self.nan_count += other.nan_count
+        self.inf_count += other.inf_count
         if not other.count:
             return
-        if self.minimum is None or self.maximum is None or other.minimum is None or other.maximum is None:
+        if self.min is None or self.max is None or other.min is None or other.max is None:
             self.count, self.total, self.mean, self.squares = other.count, other.total, other.mean, other.squares
-            self.minimum, self.maximum = other.minimum, other.maximum
+            self.min, self.max = other.min, other.max
             return
         both = self.count + other.count
-        if isinstance(self.minimum, int):
+        if isinstance(self.min, int):
             # Python integers are exact, and their quotient is rounded once.
             delta = (other.total * self.count - self.total * other.count) / (self.count * other.count)
             self.total += other.total
@@ -88,7 +88,7 @@ class Moments:
             self.mean += delta * (other.count / both)
         self.squares += other.squares + delta * delta * (self.count * (other.count / both))
         self.count = both
-        self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+        self.min, self.max = min(self.min, other.min), max(self.max, other.max)
 
     def stored(self) -> dict[str, Any]:
         """Returns JSON-compatible data. Sums of integers are text, because JSON readers may round numbers."""
@@ -125,7 +125,7 @@ def _floats(chunk: npt.NDArray[np.generic]) -> Moments:
     finite = wide[np.isfinite(wide)]
     nans = int(np.isnan(wide).sum())
     found = _finite(finite, float(finite.min()), float(finite.max())) if len(finite) else Moments()
-    found.nans, found.infinities = nans, len(wide) - len(finite) - nans
+    found.nan_count, found.inf_count = nans, len(wide) - len(finite) - nans
     return found
 
 
@@ -176,7 +176,22 @@ class ValueBuffer:
         return dict(zip(keys, found.field(1).to_pylist(), strict=True))
 
 
-Kind: TypeAlias = Literal["integer", "real", "bool", "time", "text", "bytes"]
+_LARGEST = 2**63 - 1
+
+
+def _limit(limit: int | None) -> int | None:
+    return None if limit is None else within("limit", limit, 0, _LARGEST)
+
+
+def _fraction(q: Any) -> float:
+    if isinstance(q, bool) or not isinstance(q, (int, float, np.integer, np.floating)):
+        raise TypeError(f"q must be a number; got {shown(q)}")
+    if not 0 <= q <= 1:
+        raise ValueError(f"q must be between 0 and 1; got {shown(q)}")
+    return float(q)
+
+
+Kind: TypeAlias = Literal["integer", "float", "bool", "time", "string", "bytes"]
 
 
 class FeatureStatistics:
@@ -186,9 +201,9 @@ class FeatureStatistics:
     number of values per row.
 
     Attributes:
-        kind: `integer`, `real`, `bool`, `time` (dates, times and durations), `text` or `bytes`.
+        kind: `integer`, `float`, `bool`, `time` (dates, times and durations), `string` or `bytes`.
         dtype: Dtype of the values, such as `float32` or `datetime64[us]`; `string` or `bytes`.
-        nulls: Number of null values: masked, NaT, or NaN if the feature's spec has `fill=nan`.
+        null_count: Number of null values: masked, NaT, or NaN if the feature's spec has `fill=nan`.
         lengths: Statistics of the number of values per row, for ragged and sparse features. Otherwise None.
         symbols: Symbols of the codes of a dictionary or enum. Otherwise None.
     """
@@ -196,12 +211,12 @@ class FeatureStatistics:
     def __init__(self, kind: Kind, dtype: str, exact_values: int, symbols: Sequence[str] | None = None) -> None:
         self.kind: Kind = kind
         self.dtype = dtype
-        self.nulls = 0
+        self.null_count = 0
         self.lengths: FeatureStatistics | None = None
         self.symbols = None if symbols is None else list(symbols)
-        self._moments = None if kind in ("text", "bytes") else Moments()
-        self._quantiles = None if kind in ("text", "bytes", "bool") else Quantiles()
-        self._counts = None if kind == "real" else Counts(exact_values)
+        self._moments = None if kind in ("string", "bytes") else Moments()
+        self._quantiles = None if kind in ("string", "bytes", "bool") else Quantiles()
+        self._counts = None if kind == "float" else Counts(exact_values)
         self._buffer = ValueBuffer()
         self._texts = 0
 
@@ -212,23 +227,23 @@ class FeatureStatistics:
         """Number of values that aren't null, including NaN and infinities."""
         if self._moments is None:
             return self._texts
-        return self._moments.count + self._moments.nans + self._moments.infinities
+        return self._moments.count + self._moments.nan_count + self._moments.inf_count
 
     @property
-    def null_share(self) -> float:
+    def null_fraction(self) -> float:
         """Fraction of values that are null; NaN without values."""
-        both = self.count + self.nulls
-        return self.nulls / both if both else math.nan
+        both = self.count + self.null_count
+        return self.null_count / both if both else math.nan
 
     @property
-    def nans(self) -> int:
+    def nan_count(self) -> int:
         """Number of NaN values."""
-        return 0 if self._moments is None else self._moments.nans
+        return 0 if self._moments is None else self._moments.nan_count
 
     @property
-    def infinities(self) -> int:
+    def inf_count(self) -> int:
         """Number of infinite values."""
-        return 0 if self._moments is None else self._moments.infinities
+        return 0 if self._moments is None else self._moments.inf_count
 
     @property
     def mean(self) -> Any:
@@ -237,135 +252,147 @@ class FeatureStatistics:
         return self._timed(None if math.isnan(mean) else round(mean)) if self.kind == "time" else mean
 
     @property
-    def deviation(self) -> Any:
-        """Population standard deviation of the finite values; NaN without values.
+    def std(self) -> Any:
+        """Population standard deviation (divided by the count) of the finite values; NaN without values.
 
         For dates, times and durations it is a duration, `timedelta64`.
         """
-        found = self._numbers("deviation").deviation
+        found = self._numbers("std").std
         if self.kind != "time":
             return found
         unit = np.datetime_data(np.dtype(self.dtype))[0]
         return np.array("NaT" if math.isnan(found) else round(found), f"m8[{unit}]")[()]
 
     @property
-    def minimum(self) -> Any:
+    def min(self) -> Any:
         """The smallest finite value; None without values."""
-        return self._timed(self._numbers("minimum").minimum)
+        return self._timed(self._numbers("min").min)
 
     @property
-    def maximum(self) -> Any:
+    def max(self) -> Any:
         """The largest finite value; None without values."""
-        return self._timed(self._numbers("maximum").maximum)
+        return self._timed(self._numbers("max").max)
 
     @property
     def quantile_error(self) -> float:
         """Maximum rank error of a quantile as a fraction of all values, in 99 of 100 cases; 0.0 if exact."""
         return 0.0 if self._ranked() is not None else self._sketch().error
 
-    def quantile(self, share: float | Sequence[float]) -> Any:
-        """Returns quantiles: the smallest value that at least a given share of the finite values doesn't exceed.
+    def quantile(self, q: float | Sequence[float] | npt.NDArray[np.floating[Any]]) -> Any:
+        """Returns quantiles: the smallest value that at least the fraction `q` of the finite values doesn't exceed.
 
         Args:
-            share: A share from 0 to 1, or a sequence of shares.
+            q: A fraction, 0 to 1, or a sequence or array of fractions: 0.5 is the median.
 
         Returns:
             A value, or a list of values. Without finite values, NaN for floats, and None for integers, bools, dates and
             times.
 
         Raises:
-            TypeError: If a share isn't a number.
+            TypeError: If `q` is neither a number nor a sequence of numbers.
             UnsupportedError: If the feature is text.
-            ValueError: If a share isn't between 0 and 1.
+            ValueError: If a fraction isn't between 0 and 1.
         """
-        shares = [share] if isinstance(share, (int, float)) else list(share)
-        for each in shares:
-            if isinstance(each, bool) or not isinstance(each, (int, float)):
-                raise TypeError(f"a share must be a number; got {shown(each)}")
-            if not 0 <= each <= 1:
-                raise ValueError(f"a share must be between 0 and 1; got {shown(each)}")
-        found = self._exact_quantiles(shares) if self._ranked() is not None else self._sketch().at(shares)
+        fractions = [_fraction(each) for each in (q if isinstance(q, Iterable) else [q])]
+        found = self._exact_quantiles(fractions) if self._ranked() is not None else self._sketch().at(fractions)
         if self.kind in ("integer", "time", "bool"):
             found = [None if value is None or math.isnan(value) else self._timed(int(value)) for value in found]
-        return found[0] if isinstance(share, (int, float)) else found
+        return found if isinstance(q, Iterable) else found[0]
 
     @property
-    def distinct(self) -> tuple[float, float, float]:
-        """Number of distinct values, followed by its bounds in 95 of 100 cases.
-
-        All three numbers are equal if counts are exact.
+    def n_unique(self) -> int:
+        """Number of distinct values: an estimate if there are more than the `exact_values` of `describe`.
 
         Raises:
             UnsupportedError: If the feature has floats.
         """
-        return self._counted("distinct values").distinct()
+        return self._counted("n_unique").n_unique()
 
     @property
-    def counts_error(self) -> int:
-        """Maximum error of a count; 0 if all counts are exact.
+    def n_unique_interval(self) -> tuple[int, int]:
+        """Lower and upper bound of the number of distinct values, in 95 of 100 cases.
+
+        Both are `n_unique` if counts are exact.
 
         Raises:
             UnsupportedError: If the feature has floats.
         """
-        return self._counted("counts").error
+        return self._counted("n_unique").n_unique_interval()
 
-    def counts(self, limit: int | None = None) -> dict[Any, int]:
+    @property
+    def value_counts_error(self) -> int:
+        """Maximum error of a count in `value_counts`; 0 if all counts are exact.
+
+        Raises:
+            UnsupportedError: If the feature has floats.
+        """
+        return self._counted("value counts").error
+
+    def value_counts(self, limit: int | None = None) -> dict[Any, int]:
         """Returns the number of occurrences of values, sorted by descending count and then by value.
 
         If there were more distinct values than the `exact_values` of `describe`, values that are rarer than
-        `counts_error` may be missing.
+        `value_counts_error` may be missing.
 
         Args:
-            limit: Maximum number of values to return. Defaults to None, which returns all.
+            limit: Maximum number of values to return, 0 to 2^63 - 1. Defaults to None, which returns all.
+
+        Returns:
+            The counts by value. Codes of a dictionary or enum are replaced by their text.
 
         Raises:
+            TypeError: If `limit` is neither an integer nor None.
             UnsupportedError: If the feature has floats.
+            ValueError: If `limit` is out of range.
         """
-        found = self._counted("counts").most()
-        return {self._named(value): count for value, count in list(found.items())[:limit]}
+        found = self._counted("value counts").most()
+        return {self._named(value): count for value, count in list(found.items())[: _limit(limit)]}
 
     def vocabulary(self, min_count: int = 1, limit: int | None = None) -> list[Any]:
         """Returns the values sorted by descending count, for `VocabularySpec`.
 
         Args:
-            min_count: Minimum number of occurrences of a value. Defaults to 1.
-            limit: Maximum number of values to return. Defaults to None, which returns all.
+            min_count: Minimum number of occurrences of a value, 1 to 2^63 - 1. Defaults to 1.
+            limit: Maximum number of values to return, 0 to 2^63 - 1. Defaults to None, which returns all.
 
         Raises:
+            TypeError: If an argument isn't an integer.
             UnsupportedError: If the feature has floats.
-            ValueError: If values may be missing, because `min_count` is small and there were more distinct values than
-                the `exact_values` of `describe`.
+            ValueError: If an argument is out of range, or if values may be missing, because `min_count` is small and
+                there were more distinct values than the `exact_values` of `describe`.
         """
+        min_count = within("min_count", min_count, 1, _LARGEST)
         counts = self._counted("a vocabulary")
         if not counts.is_exact and min_count <= counts.error:
             raise ValueError(
                 f"values that occur less than {counts.error + 1} times may be missing: increase min_count to that, or "
                 f"increase exact_values of describe, which was {counts.limit}"
             )
-        return [self._named(value) for value in list(counts.most(min_count))[:limit]]
+        return [self._named(value) for value in list(counts.most(min_count))[: _limit(limit)]]
 
-    def buckets(self, number: int) -> list[Any]:
-        """Returns boundaries of buckets with about the same number of finite values, for `numpy.digitize`.
+    def bin_edges(self, bins: int) -> list[Any]:
+        """Returns the inner edges of bins with about the same number of finite values, for `numpy.digitize`.
+
+        The edges are quantiles. The outer edges, `min` and `max`, are not included: values below the first edge are in
+        the first bin, and values from the last edge on are in the last bin.
 
         Args:
-            number: Number of buckets, at least 2.
+            bins: Number of bins, 2 to 2^31 - 1.
 
         Returns:
-            Up to `number` - 1 distinct boundaries, ascending. There are fewer if many values are equal.
+            Up to `bins - 1` distinct edges, ascending. There are fewer if many values are equal, and none without
+            finite values.
 
         Raises:
-            TypeError: If `number` isn't an integer.
+            TypeError: If `bins` isn't an integer.
             UnsupportedError: If the feature is text.
-            ValueError: If `number` is less than 2.
+            ValueError: If `bins` is out of range.
         """
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"number must be an integer; got {shown(number)}")
-        if number < 2:
-            raise ValueError(f"number must be at least 2; got {number}")
-        if not self._numbers("buckets").count:
+        bins = within("bins", bins, 2, 2**31 - 1)
+        if not self._numbers("bin edges").count:
             return []
-        found = self.quantile([i / number for i in range(1, number)])
-        return sorted(set(found) - {self.minimum})
+        found = self.quantile([i / bins for i in range(1, bins)])
+        return sorted(set(found) - {self.min})
 
     # Methods that add values.
 
@@ -394,7 +421,7 @@ class FeatureStatistics:
         """Adds the statistics of another object for the same feature."""
         self._count()
         other._count()
-        self.nulls += other.nulls
+        self.null_count += other.null_count
         self._texts += other._texts
         if self._moments is not None and other._moments is not None:
             self._moments.merge(other._moments)
@@ -416,7 +443,7 @@ class FeatureStatistics:
 
     def _count(self) -> None:
         """Counts the buffered values."""
-        if self._counts is None or not (found := self._buffer.counted(text=self.kind == "text")):
+        if self._counts is None or not (found := self._buffer.counted(text=self.kind == "string")):
             return
         before = self._counts.exact
         self._counts.add(found)
@@ -454,14 +481,14 @@ class FeatureStatistics:
         self._count()
         return self._counts if self._counts is not None and self._counts.is_exact else None
 
-    def _exact_quantiles(self, shares: Sequence[float]) -> list[Any]:
+    def _exact_quantiles(self, fractions: Sequence[float]) -> list[Any]:
         counts = self._ranked()
         assert counts is not None
         ordered = sorted(counts.most().items())
         if not ordered:
-            return [None] * len(shares)
+            return [None] * len(fractions)
         ends = np.cumsum([count for _, count in ordered])
-        ranks = [max(math.ceil(share * int(ends[-1])), 1) for share in shares]
+        ranks = [max(math.ceil(q * int(ends[-1])), 1) for q in fractions]
         return [ordered[int(np.searchsorted(ends, rank))][0] for rank in ranks]
 
     def _timed(self, value: Any) -> Any:
@@ -484,7 +511,7 @@ class FeatureStatistics:
         return {
             "kind": self.kind,
             "dtype": self.dtype,
-            "nulls": self.nulls,
+            "null_count": self.null_count,
             "texts": self._texts,
             "symbols": self.symbols,
             "lengths": None if self.lengths is None else self.lengths.stored(),
@@ -497,7 +524,7 @@ class FeatureStatistics:
     def restored(cls, stored: dict[str, Any]) -> FeatureStatistics:
         """Returns the object that `stored` wrote."""
         found = cls(stored["kind"], stored["dtype"], 1, stored["symbols"])
-        found.nulls, found._texts = int(stored["nulls"]), int(stored["texts"])
+        found.null_count, found._texts = int(stored["null_count"]), int(stored["texts"])
         if stored["lengths"] is not None:
             found.lengths = cls.restored(stored["lengths"])
         if found._moments is not None:
