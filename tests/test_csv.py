@@ -12,7 +12,6 @@ import random
 import re
 import struct
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -490,25 +489,6 @@ def test_errors_name_location_and_cause(data: bytes, options: dict[str, Any], er
         read(data, **options)
     with pytest.raises(error, match=match):
         read(data, shuffle=True, seed=1, **options)
-
-
-@pytest.mark.parametrize(("ragged", "warns"), [(0, False), (2, False), (3, True)])
-def test_ragged_rows_are_counted(ragged: int, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "x.csv"
-    rows = [b"3\n", b"4,5,6\n", b"7\n"][:ragged] + [b"1,2\n"] * (20 - ragged)
-    path.write_bytes(b"a,b\n" + b"".join(rows))
-    caplog.set_level("INFO", "fastpipe")
-    with pytest.warns(fastpipe.errors.RowsLeftOutWarning) if warns else nullcontext() as warned:
-        reader = fastpipe.read_csv(path, batch_size=9, on_ragged="skip")
-    assert reader.num_rows == 20 - ragged
-    assert sum(len(batch["a"]) for batch in pickle.loads(pickle.dumps(reader))) == 20 - ragged
-    said = caplog.messages
-    if ragged:
-        text = f"{ragged} of 20 rows ({ragged / 20:.0%}) are left out, because they have too many or too few fields"
-        assert [message.startswith(text) for message in said] == [True]
-    else:
-        assert not said
-    assert [str(warning.message) for warning in warned or []] == (said if warns else [])
 
 
 def test_a_file_that_changes(tmp_path: Path) -> None:

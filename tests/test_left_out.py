@@ -201,16 +201,13 @@ def test_features_that_drop_keys_are_logged(
     assert named == (["on_unknown=\"drop\" omits the keys of 'words'"] if unknown == "drop" else [])
 
 
-@pytest.mark.parametrize(
-    ("method", "text"),
-    [("exact", "1 of 20 rows (5%)"), ("block", "1 of 20 rows (5%)"), ("stream", 'on_ragged="skip" leaves out rows')],
-)
-def test_ragged_rows_of_samples_are_logged(method: Any, text: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("method", ["exact", "block", "stream"])
+def test_ragged_rows_of_samples_are_logged(method: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fastpipe")
     content = b"a,b\n" + b"1,2\n" * 19 + b"3\n"
     fastpipe.csv.sample_csv(content, 5, method=method, on_ragged="skip", seed=1)
     (said,) = caplog.messages
-    assert said.startswith(text)
+    assert said.startswith("1 of 20 rows (5%)")
 
 
 def test_filters_of_interactions_are_logged(caplog: pytest.LogCaptureFixture) -> None:

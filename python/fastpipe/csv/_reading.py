@@ -211,19 +211,8 @@ class CsvData:
         return data
 
     def report_skipped(self) -> None:
-        """Reports rows that `on_ragged="skip"` leaves out. To count them, scans the files again, with all rows."""
-        if self._dialect.on_ragged != "skip":
-            return
-        every = replace(self._dialect, on_ragged="error").lowered()
-        rows = CsvDataset(lowered(self._given, self._index_cache), every, Features()._lower()).num_rows
-        # A file may have changed since the first scan.
-        skipped = max(rows - self.handle.num_rows, 0)
-        if skipped:
-            report(
-                f"{share(skipped, rows, 'rows')} are left out, because they have too many or too few fields "
-                f'(on_ragged="skip"). on_ragged="error" names the first one',
-                RowsLeftOutWarning if is_large(skipped, rows) else None,
-            )
+        """Reports rows that `on_ragged="skip"` leaves out."""
+        report_ragged(self.handle.skipped_rows(), self.handle.num_rows)
 
     @property
     def text_bytes(self) -> int:
@@ -282,6 +271,22 @@ class CsvData:
 
     def __str__(self) -> str:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
+
+
+def report_ragged(skipped: int, kept: int) -> None:
+    """Reports rows that `on_ragged="skip"` leaves out.
+
+    Args:
+        skipped: The number of ragged rows.
+        kept: The number of other rows.
+    """
+    if skipped:
+        rows = skipped + kept
+        report(
+            f"{share(skipped, rows, 'rows')} are left out, because they have too many or too few fields "
+            f'(on_ragged="skip"). on_ragged="error" names the first one',
+            RowsLeftOutWarning if is_large(skipped, rows) else None,
+        )
 
 
 def _inferred(handle: CsvDataset) -> Features:
@@ -357,8 +362,7 @@ def read_csv(
         null_values: The fields that are null in columns of numbers, bools and times. Strings and bytes are read
             literally, unless their spec has `on_null="mask"` or `"fill"`.
         on_ragged: What to do with a row that has more or fewer fields than columns. "error" (the default) raises
-            `MalformedFileError`; "skip" ignores the row. The logger `fastpipe` has the count of skipped rows, for which
-            the files are scanned a second time.
+            `MalformedFileError`; "skip" ignores the row. The logger `fastpipe` has the count of skipped rows.
         index_cache: A directory that keeps the offsets of all rows, so that files open faster the next time, or True
             for a directory in the user's cache directory. An index is rebuilt if its file has changed. Defaults to
             None: no cache.

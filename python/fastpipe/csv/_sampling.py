@@ -16,7 +16,6 @@ from fastpipe._arguments import column_names, flag, shown, within
 from fastpipe._fastpipe import CsvReservoir, estimate_csv
 from fastpipe._files._in_memory_files import Contents, ReadableFile, Source, lowered, opened, pieces
 from fastpipe._files._index_cache import IndexCache
-from fastpipe._omissions import report
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.ordering import seed_of
 from fastpipe._reader.reader import Reader
@@ -31,6 +30,7 @@ from fastpipe.csv._reading import (
     LosslessDialect,
     OnRagged,
     read_csv,
+    report_ragged,
 )
 from fastpipe.errors import MissingFileError, SchemaError, StorageError, in_file
 from fastpipe.specs import DenseSpec, Features
@@ -389,12 +389,8 @@ def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
     with closing(stream):
         for piece in stream:
             reservoir.push(piece)
-    there = reservoir.end()
-    if asked.dialect.on_ragged == "skip":
-        report(
-            'on_ragged="skip" leaves out rows that have too many or too few fields. method="stream" reads the data '
-            "once, and doesn't count them"
-        )
+    there, skipped = reservoir.end()
+    report_ragged(skipped, there)
     if there < asked.rows:
         raise ValueError(f"rows={asked.rows} exceeds the {there} rows of the stream")
     handle, rows = reservoir.take()

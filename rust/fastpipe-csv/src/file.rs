@@ -15,6 +15,8 @@ pub struct Stretch {
     pub len: u32,
     /// Number of rows.
     pub rows: u32,
+    /// Number of ragged rows that are skipped.
+    pub skipped: u32,
 }
 
 /// A file whose rows were found.

@@ -1,7 +1,7 @@
-//! Encodes the chunks of a file compactly, so that they can be cached. The encoding contains the length and the number
-//! of rows of each chunk as varints in [postcard's wire format](https://postcard.jamesmunns.com/wire-format). It also
-//! contains the columns that have nulls, if nulls were searched for. For a file with rows of 100 bytes, the index is
-//! about 1/10,000 of the file's size.
+//! Encodes the chunks of a file compactly, so that they can be cached. The encoding contains the length, the number of
+//! rows and the number of skipped ragged rows of each chunk as varints in
+//! [postcard's wire format](https://postcard.jamesmunns.com/wire-format). It also contains the columns that have nulls,
+//! if nulls were searched for. For a file with rows of 100 bytes, the index is about 1/10,000 of the file's size.
 //!
 //! The decoder doesn't trust the bytes. It returns only chunks that could exist in a file of this size.
 
@@ -14,7 +14,7 @@ use crate::joining::MOST_BYTES;
 use crate::nulls::FirstNulls;
 
 /// The version of this format.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 #[derive(Serialize, Deserialize)]
 struct Index {
@@ -22,8 +22,8 @@ struct Index {
     digest: u64,
     columns: u64,
     first: u64,
-    /// Bytes and rows of each chunk.
-    stretches: Vec<(u32, u32)>,
+    /// Bytes, rows and skipped rows of each chunk.
+    stretches: Vec<(u32, u32, u32)>,
     nulls: Option<FirstNulls>,
 }
 
@@ -37,7 +37,7 @@ pub fn encode_index(header: &Header, stretches: &[Stretch], nulls: Option<&First
         digest: header.digest,
         columns: header.names.len() as u64,
         first: header.first,
-        stretches: stretches.iter().map(|s| (s.len, s.rows)).collect(),
+        stretches: stretches.iter().map(|s| (s.len, s.rows, s.skipped)).collect(),
         nulls: nulls.cloned(),
     };
     postcard::to_allocvec(&index).expect("writing to memory never fails")
@@ -100,12 +100,17 @@ impl Index {
     fn stretches(&self) -> Result<(Vec<Stretch>, u64)> {
         let mut stretches = fastpipe_batch::try_with_capacity(self.stretches.len(), "the index of a file's rows")?;
         let mut offset = self.first;
-        for &(len, rows) in &self.stretches {
+        for &(len, rows, skipped) in &self.stretches {
             // A row has at least one byte.
-            if rows > len || len == 0 || u64::from(len) > MOST_BYTES {
+            if rows.checked_add(skipped).is_none_or(|all| all > len) || len == 0 || u64::from(len) > MOST_BYTES {
                 return Err(malformed("it contains an impossible chunk"));
             }
-            stretches.push(Stretch { offset, len, rows });
+            stretches.push(Stretch {
+                offset,
+                len,
+                rows,
+                skipped,
+            });
             offset = offset
                 .checked_add(len.into())
                 .ok_or_else(|| malformed("its chunks don't cover the file"))?;
@@ -138,12 +143,13 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_kept_comes_back(
-            lens in proptest::collection::vec((1u32..100_000, 0u32..100), 0..50),
+            lens in proptest::collection::vec((1u32..100_000, 0u32..100, 0u32..100), 0..50),
             nulls in proptest::option::of(proptest::collection::vec(proptest::option::of(any::<prop::sample::Index>()), 2)),
         ) {
             let mut offset = 4;
-            let stretches: Vec<Stretch> = lens.iter().map(|&(len, rows)| {
-                let stretch = Stretch { offset, len, rows: rows.min(len) };
+            let stretches: Vec<Stretch> = lens.iter().map(|&(len, rows, skipped)| {
+                let rows = rows.min(len);
+                let stretch = Stretch { offset, len, rows, skipped: skipped.min(len - rows) };
                 offset += u64::from(len);
                 stretch
             }).collect();
@@ -168,7 +174,7 @@ mod tests {
         #[test]
         fn any_bytes_are_an_index_or_an_error(bytes in any::<Vec<u8>>()) {
             if let Ok(Some((stretches, _))) = decode_index(&bytes, &header(1000), 1000) {
-                prop_assert!(stretches.iter().all(|s| s.rows <= s.len && s.offset + u64::from(s.len) <= 1000));
+                prop_assert!(stretches.iter().all(|s| s.rows + s.skipped <= s.len && s.offset + u64::from(s.len) <= 1000));
             }
         }
     }

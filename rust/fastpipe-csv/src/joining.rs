@@ -18,6 +18,7 @@ pub(crate) const MOST_BYTES: u64 = MOST_ROW_BYTES + EMPTY_BYTES + 2 * STRETCH_BY
 struct Cut {
     offset: u64,
     rows: u32,
+    skipped: u32,
 }
 
 /// Joins the results of scanning consecutive pieces of a file to its chunks. The chunks don't depend on the division
@@ -51,17 +52,20 @@ impl Joining {
         }
     }
 
-    /// Adds the result of a scan: `rows` rows that begin at byte `offset` of the file. `offset` is either the first
-    /// byte of the rows or the end of the previous rows.
+    /// Adds the result of a scan: `rows` rows and `skipped` ragged rows that begin at byte `offset` of the file.
+    /// `offset` is either the first byte of the rows or the end of the previous rows.
     ///
     /// # Errors
     /// [`ErrorKind::Limit`] if a row is too long.
-    pub fn push(&mut self, offset: u64, rows: u32) -> Result<()> {
+    pub fn push(&mut self, offset: u64, rows: u32, skipped: u32) -> Result<()> {
         match &mut self.cut {
-            Some(cut) if cut.offset / self.goal == offset / self.goal => cut.rows += rows,
+            Some(cut) if cut.offset / self.goal == offset / self.goal => {
+                cut.rows += rows;
+                cut.skipped += skipped;
+            }
             _ => {
                 self.begin()?;
-                self.cut = Some(Cut { offset, rows });
+                self.cut = Some(Cut { offset, rows, skipped });
             }
         }
         Ok(())
@@ -90,6 +94,7 @@ impl Joining {
         match &mut self.pending {
             Some(pending) if (cut.rows == 0 || pending.rows == 0) && cut.offset - pending.offset < self.empty => {
                 pending.rows += cut.rows;
+                pending.skipped += cut.skipped;
                 Ok(())
             }
             pending => match pending.replace(cut) {
@@ -100,13 +105,18 @@ impl Joining {
     }
 
     fn finish(&mut self, whole: Cut, end: u64) -> Result<()> {
-        let Cut { offset, rows } = whole;
+        let Cut { offset, rows, skipped } = whole;
         let len = end - offset;
         if len > MOST_BYTES {
             return Err(too_long(offset));
         }
         let len = len as u32;
-        self.found.push_back(Stretch { offset, len, rows });
+        self.found.push_back(Stretch {
+            offset,
+            len,
+            rows,
+            skipped,
+        });
         Ok(())
     }
 }
@@ -158,7 +168,7 @@ mod tests {
                     continue;
                 }
                 for cut in &found.cuts {
-                    joining.push((at + cut.start) as u64, cut.rows).unwrap();
+                    joining.push((at + cut.start) as u64, cut.rows, cut.skipped).unwrap();
                 }
                 at = found.open.map_or(line, |open| at + open);
             }

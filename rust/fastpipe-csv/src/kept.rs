@@ -90,6 +90,7 @@ impl KeptRows {
                     offset: start,
                     len,
                     rows: 1,
+                    skipped: 0,
                 });
             }
         }

@@ -27,6 +27,8 @@ pub struct Cut {
     pub start: usize,
     /// The number of rows.
     pub rows: u32,
+    /// The number of ragged rows that are skipped.
+    pub skipped: u32,
 }
 
 /// The result of a scan.
@@ -49,7 +51,7 @@ pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize, mut nulls: Op
         let start = at;
         let behind = (offset + at as u64) % goal as u64;
         let end = newline(bytes, (at + goal - behind as usize).min(bytes.len()) - 1);
-        let mut rows = 0;
+        let (mut rows, mut skipped) = (0, 0);
         match plain_rows(&bytes[start..end], lines) {
             Some(count) => {
                 (rows, at) = (count, end);
@@ -74,11 +76,13 @@ pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize, mut nulls: Op
                         if let Some(nulls) = &mut nulls {
                             nulls.see_row(&bytes[row..behind], offset + row as u64);
                         }
+                    } else {
+                        skipped += 1;
                     }
                 }
             }
         }
-        found.cuts.push(Cut { start, rows });
+        found.cuts.push(Cut { start, rows, skipped });
         if found.open.is_some() {
             break;
         }
@@ -133,13 +137,23 @@ mod tests {
     use crate::dialect::{Dialect, OnRagged};
     use crate::rows::Next;
 
-    fn naive(bytes: &[u8], lines: &Lines) -> (u32, Option<usize>) {
-        let (mut rows, mut at) = (0, 0);
+    /// Returns the number of rows, the number of skipped rows, and the start of a row that ends within quotes.
+    fn naive(bytes: &[u8], lines: &Lines) -> (u32, u32, Option<usize>) {
+        let every = Lines {
+            fields: None,
+            ..lines.clone()
+        };
+        let (mut rows, mut skipped, mut at) = (0, 0, 0);
         loop {
-            match lines.next(bytes, at) {
-                Next::Row { end, .. } => (rows, at) = (rows + 1, end),
-                Next::Open { start } => return (rows, Some(start)),
-                Next::End => return (rows, None),
+            match every.next(bytes, at) {
+                Next::Row { start, end } => {
+                    let counted = lines.is_row(&bytes[start..end]);
+                    rows += u32::from(counted);
+                    skipped += u32::from(!counted);
+                    at = end;
+                }
+                Next::Open { start } => return (rows, skipped, Some(start)),
+                Next::End => return (rows, skipped, None),
             }
         }
     }
@@ -163,13 +177,14 @@ mod tests {
         ) {
             let lines = Lines::new(&dialect, 2);
             let found = scan(&bytes, offset, &lines, goal, None);
-            let (rows, open) = naive(&bytes, &lines);
+            let (rows, skipped, open) = naive(&bytes, &lines);
             prop_assert_eq!(found.cuts.iter().map(|cut| cut.rows).sum::<u32>(), rows);
+            prop_assert_eq!(found.cuts.iter().map(|cut| cut.skipped).sum::<u32>(), skipped);
             prop_assert_eq!(found.open, open);
             // Each cut is the start of this many rows.
             let ends = found.cuts.iter().skip(1).map(|cut| cut.start).chain([open.unwrap_or(bytes.len())]);
             for (cut, end) in found.cuts.iter().zip(ends) {
-                prop_assert_eq!(naive(&bytes[cut.start..end], &lines), (cut.rows, None));
+                prop_assert_eq!(naive(&bytes[cut.start..end], &lines), (cut.rows, cut.skipped, None));
             }
         }
 
@@ -188,7 +203,7 @@ mod tests {
             }
             let lines = Lines::new(&Dialect::default(), 1);
             prop_assert_eq!(plain_rows(&bytes, &lines), Some(lengths.len() as u32));
-            prop_assert_eq!(naive(&bytes, &lines), (lengths.len() as u32, None));
+            prop_assert_eq!(naive(&bytes, &lines), (lengths.len() as u32, 0, None));
         }
     }
 }

@@ -43,6 +43,8 @@ pub struct RowStream {
     offset: u64,
     /// Number of rows processed so far.
     rows: u64,
+    /// Number of ragged rows skipped so far.
+    skipped: u64,
     /// Minimum number of bytes before the end of the current row is searched for again. This limits the number of
     /// searches for long rows.
     patience: usize,
@@ -84,6 +86,7 @@ impl RowStream {
             bytes: Vec::new(),
             offset: 0,
             rows: 0,
+            skipped: 0,
             patience: HEAD,
             line_ended: false,
         }
@@ -97,6 +100,11 @@ impl RowStream {
     /// Returns the number of rows processed so far.
     pub fn rows(&self) -> u64 {
         self.rows
+    }
+
+    /// Returns the number of ragged rows skipped so far.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
     }
 
     /// Returns the memory of the stream in bytes.
@@ -148,6 +156,7 @@ impl RowStream {
         for cut in &found.cuts {
             let (mut at, mut number) = (cut.start, self.rows);
             self.rows += u64::from(cut.rows);
+            self.skipped += u64::from(cut.skipped);
             while keep.next() < self.rows {
                 let Next::Row { start, end } = self.lines.next(&self.bytes[..whole], at) else {
                     return Err(Error::new(
@@ -249,7 +258,8 @@ mod tests {
         }
     }
 
-    type Found = (Vec<(u64, u64, Vec<u8>)>, u64, Option<(ErrorKind, Option<u64>)>);
+    /// The kept rows, the numbers of rows and of skipped rows, and an error.
+    type Found = (Vec<(u64, u64, Vec<u8>)>, (u64, u64), Option<(ErrorKind, Option<u64>)>);
 
     fn passed(bytes: &[u8], dialect: &Dialect, piece: usize, step: u64) -> Found {
         let mut keep = Every {
@@ -265,27 +275,34 @@ mod tests {
             stream.end(&mut keep)
         };
         let error = pass().err().map(|e| (e.kind(), e.location().offset));
-        (keep.kept, stream.rows(), error)
+        (keep.kept, (stream.rows(), stream.skipped()), error)
     }
 
     /// A reference implementation that processes all bytes at once, row by row.
     fn naive(bytes: &[u8], dialect: &Dialect, step: u64) -> Found {
         let header = match Header::read(&Head(bytes, "x"), dialect) {
             Ok(header) => header,
-            Err(error) => return (Vec::new(), 0, Some((error.kind(), error.location().offset))),
+            Err(error) => return (Vec::new(), (0, 0), Some((error.kind(), error.location().offset))),
         };
         let lines = Lines::new(dialect, header.names.len());
-        let (mut kept, mut rows, mut at) = (Vec::new(), 0, header.first as usize);
+        let every = Lines {
+            fields: None,
+            ..lines.clone()
+        };
+        let (mut kept, mut rows, mut skipped, mut at) = (Vec::new(), 0, 0, header.first as usize);
         loop {
-            match lines.next(bytes, at) {
+            match every.next(bytes, at) {
+                Next::Row { start, end } if !lines.is_row(&bytes[start..end]) => (skipped, at) = (skipped + 1, end),
                 Next::Row { start, end } => {
                     if rows % step == 0 {
                         kept.push((rows, start as u64, bytes[start..end].to_vec()));
                     }
                     (rows, at) = (rows + 1, end);
                 }
-                Next::Open { start } => return (kept, rows, Some((ErrorKind::Malformed, Some(start as u64)))),
-                Next::End => return (kept, rows, None),
+                Next::Open { start } => {
+                    return (kept, (rows, skipped), Some((ErrorKind::Malformed, Some(start as u64))));
+                }
+                Next::End => return (kept, (rows, skipped), None),
             }
         }
     }
@@ -321,7 +338,7 @@ mod tests {
         bytes.extend(b"xx\n".repeat(10 << 20));
         bytes.extend(b"\"\n5,6\n");
         let (kept, rows, error) = passed(&bytes, &Dialect::default(), 1000, 2);
-        assert_eq!((kept.len(), rows, error), (2, 3, None));
+        assert_eq!((kept.len(), rows, error), (2, (3, 0), None));
         assert_eq!(kept[1].2, b"5,6\n");
     }
 

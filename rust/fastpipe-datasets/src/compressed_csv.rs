@@ -94,6 +94,7 @@ pub(crate) fn joined(stretches: Vec<Stretch>, layout: &Layout) -> Vec<Stretch> {
             Some(last) if !full && stretch.rows > 0 && last.rows > 0 => {
                 last.len += stretch.len;
                 last.rows += stretch.rows;
+                last.skipped += stretch.skipped;
             }
             _ => {
                 goal = (layout.gap(stretch.offset) / IN_A_GAP).max(STRETCH_BYTES as u64 / 2);

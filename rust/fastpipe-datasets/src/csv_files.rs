@@ -101,6 +101,12 @@ impl CsvFiles {
         &self.files
     }
 
+    /// Returns the number of ragged rows that are skipped.
+    pub fn skipped_rows(&self) -> u64 {
+        let stretches = self.files.iter().flat_map(|file| &file.stretches);
+        stretches.map(|stretch| u64::from(stretch.skipped)).sum()
+    }
+
     /// Returns the source that reads these features of the files. If a file is compressed, see
     /// [`CsvFiles::compressed`].
     ///

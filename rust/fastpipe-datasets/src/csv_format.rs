@@ -187,7 +187,9 @@ impl Format for CsvFormat {
             STRETCH_BYTES,
             None,
         );
-        if stored.len() != stretch.len as usize || found.open.is_some() || found.cuts.iter().any(|cut| cut.rows > 0) {
+        let others = found.cuts.iter().any(|cut| cut.rows > 0);
+        let skipped: u32 = found.cuts.iter().map(|cut| cut.skipped).sum();
+        if stored.len() != stretch.len as usize || found.open.is_some() || others || skipped != stretch.skipped {
             let reason = "it lists an empty chunk that does not exist";
             return Err(Error::new(ErrorKind::Malformed, reason).at_block(number, stretch.offset));
         }
@@ -237,6 +239,7 @@ pub(crate) fn of_text(error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use fastpipe_csv::OnRagged;
     use fastpipe_files::LocalFile;
 
     use super::*;
@@ -254,6 +257,7 @@ mod tests {
             offset: 4,
             len: 8,
             rows: 0,
+            skipped: 0,
         };
         let index = encode_index(&header.header, &[empty], Some(&vec![Some(4), None]));
         assert_eq!(format.decode(&header, &index, 12).unwrap(), Some(vec![empty]));
@@ -262,5 +266,27 @@ mod tests {
         let found: Vec<Stretch> = format.walk(&file, &header).unwrap().collect::<Result<_>>().unwrap();
         assert_eq!(found.iter().map(|stretch| stretch.rows).sum::<u32>(), 2);
         assert_eq!(*header.nulls(), Some(vec![None, None]));
+    }
+
+    #[test]
+    fn the_skipped_rows_of_a_chunk_without_rows_are_checked() {
+        let dialect = Dialect {
+            on_ragged: OnRagged::Skip,
+            ..Dialect::default()
+        };
+        let text = b"1\n2,3,4\n";
+        let folder = tempfile::tempdir().unwrap();
+        let path: Arc<str> = folder.path().join("x.csv").to_str().unwrap().into();
+        std::fs::write(&*path, [b"a,b\n", &text[..]].concat()).unwrap();
+        let file = LocalFile::open(&path).unwrap();
+        let format = CsvFormat::new(dialect, 1, false);
+        let header = format.read_header(&path, &file).unwrap();
+        let found: Vec<Stretch> = format.walk(&file, &header).unwrap().collect::<Result<_>>().unwrap();
+        let [empty] = found[..] else { panic!("{found:?}") };
+        assert_eq!((empty.rows, empty.skipped), (0, 2));
+        let pool = BufferPool::default();
+        format.check_empty(&header, 0, &empty, text, &pool).unwrap();
+        let wrong = Stretch { skipped: 1, ..empty };
+        assert!(format.check_empty(&header, 0, &wrong, text, &pool).is_err());
     }
 }

@@ -126,13 +126,13 @@ impl CsvReservoir {
         self.kept.check(self.stream.held_bytes())
     }
 
-    /// Ends the stream. Returns its number of rows.
+    /// Ends the stream. Returns its number of rows, and the number of ragged rows that were skipped.
     ///
     /// # Errors
     /// Errors of the text or of memory.
-    pub fn end(&mut self) -> Result<u64> {
+    pub fn end(&mut self) -> Result<(u64, u64)> {
         self.stream.end(&mut self.kept)?;
-        Ok(self.stream.rows())
+        Ok((self.stream.rows(), self.stream.skipped()))
     }
 
     /// Returns the sampled rows as files, and their indices in the stream. Call it only once.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fastpipe_batch::{ErrorKind, Feature, Source};
-use fastpipe_csv::Dialect;
+use fastpipe_csv::{Dialect, OnRagged};
 use fastpipe_datasets::{
     AvroFiles, AvroReport, CsvFiles, CsvReservoir, UnscannedCsv, default_window, read_vocabulary, window_rows,
 };
@@ -156,6 +156,35 @@ fn compressed_files_are_read_like_plain_ones() {
 }
 
 #[test]
+fn ragged_rows_are_counted_by_any_number_of_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    // The rows of 25 MiB are several regions, which threads scan in parallel.
+    let rows = 250_000;
+    let mut text = "id,text\n".to_owned();
+    for i in 0..rows {
+        let end = if i % 7 == 0 { ",more" } else { "" };
+        text += &format!("{i},\"line {i}\nand {}\"{end}\n", "x,y\n".repeat(i % 40));
+    }
+    let path = written(folder.path(), "a.csv", text.as_bytes());
+    let dialect = Dialect {
+        on_ragged: OnRagged::Skip,
+        ..dialect()
+    };
+    for threads in [1, 2, 5] {
+        let how = Opening { threads, ..HOW };
+        let opened = CsvFiles::open(dialect.clone(), std::slice::from_ref(&path), how, false, &mut never);
+        let files = opened.unwrap_or_else(|halt| panic!("{halt:?}")).0;
+        let skipped = rows.div_ceil(7) as u64;
+        assert_eq!(files.skipped_rows(), skipped);
+        let kept = self::rows(&files.source(&[]).unwrap())
+            .into_iter()
+            .map(u64::from)
+            .sum::<u64>();
+        assert_eq!(kept + skipped, rows as u64);
+    }
+}
+
+#[test]
 fn a_cached_index_equals_a_new_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = written(folder.path(), "a.csv", csv(50_000).as_bytes());
@@ -203,7 +232,7 @@ fn a_stream_is_sampled_piece_by_piece() {
         for piece in text.as_bytes().chunks(piece) {
             reservoir.push(piece).unwrap();
         }
-        assert_eq!(reservoir.end().unwrap(), 1000);
+        assert_eq!(reservoir.end().unwrap(), (1000, 0));
         reservoir.take().unwrap()
     };
     let ((files, numbers), (_, again)) = (sample(7), sample(1 << 20));

@@ -96,7 +96,7 @@ fn stretches(
                 continue;
             }
             for cut in &found.cuts {
-                joining.push((at + cut.start) as u64, cut.rows).unwrap();
+                joining.push((at + cut.start) as u64, cut.rows, cut.skipped).unwrap();
             }
             at = found.open.map_or(line, |open| at + open);
         }

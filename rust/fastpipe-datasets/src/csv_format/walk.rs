@@ -43,8 +43,8 @@ pub(super) struct Walk<'w> {
 /// The result of scanning a region.
 struct Region {
     start: u64,
-    /// Starts of groups of rows in the file, and the row count of each.
-    cuts: Vec<(u64, u32)>,
+    /// Starts of groups of rows in the file, and the numbers of rows and skipped rows of each.
+    cuts: Vec<(u64, u32, u32)>,
     /// Position of the row after the region.
     next: u64,
     nulls: Option<NullSearch>,
@@ -101,8 +101,8 @@ impl Walk<'_> {
             if let (Some(nulls), Some(behind)) = (&mut self.nulls, &region.nulls) {
                 nulls.add(behind);
             }
-            for (offset, rows) in region.cuts {
-                let pushed = self.joining.push(offset, rows);
+            for (offset, rows, skipped) in region.cuts {
+                let pushed = self.joining.push(offset, rows, skipped);
                 pushed.map_err(|e| self.located(e))?;
             }
         }
@@ -164,7 +164,7 @@ impl Walk<'_> {
                 piece *= 2;
                 continue;
             }
-            let placed = |cut: &Cut| (at + cut.start as u64, cut.rows);
+            let placed = |cut: &Cut| (at + cut.start as u64, cut.rows, cut.skipped);
             region.cuts.extend(found.cuts.iter().map(placed));
             region.next = at + found.open.unwrap_or(len) as u64;
             piece = PIECE;

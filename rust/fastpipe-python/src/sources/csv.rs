@@ -141,6 +141,11 @@ impl CsvDataset {
             .collect()
     }
 
+    /// Returns the number of ragged rows that are skipped.
+    fn skipped_rows(&self) -> u64 {
+        self.files.skipped_rows()
+    }
+
     /// Returns the size of all rows in bytes, after decompression.
     fn text_bytes(&self) -> u64 {
         let ranges = (0..self.source.units()).filter_map(|unit| self.source.describe(unit).range);

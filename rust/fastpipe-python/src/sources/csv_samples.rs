@@ -99,8 +99,8 @@ impl CsvReservoir {
         self.with(py, |reservoir| reservoir.push(&bytes))
     }
 
-    /// Ends the stream. Returns its number of rows.
-    fn end(&self, py: Python<'_>) -> PyResult<u64> {
+    /// Ends the stream. Returns its number of rows, and the number of ragged rows that were skipped.
+    fn end(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.with(py, |reservoir| reservoir.end())
     }
 
