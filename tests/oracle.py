@@ -527,8 +527,8 @@ def check(reader: fastpipe.Reader, records: Sequence[Any], expected: Callable[[s
             assert same(rows(node), _rows_of(node)), f"to_list of {name!r} disagrees"
             found = rows(node, counted=True)
             wanted = [expected(name, record) for record in records[start:stop]]
-            if name in reader.symbols:
-                wanted = codes(wanted, reader.symbols[name])
+            if name in reader.categories:
+                wanted = codes(wanted, reader.categories[name])
             problem = difference(wanted, found, f"{name} from row {start}")
             assert problem is None, problem
             _check_spec(node, reader.features[name], stop - start)

@@ -67,11 +67,11 @@ def test_any_change_of_any_schema(schema: Any, seed: int, count: int, order: dic
             spec = reader.features[leaf.name]
             assert (spec.dtype, spec.scale, spec.on_null == "mask") == (leaf.dtype, leaf.scale, leaf.nullable)
             if leaf.type.kind == "enum":
-                assert reader.symbols[leaf.name] == list(leaf.type.parts)
+                assert reader.categories[leaf.name] == list(leaf.type.parts)
             elif leaf.type.kind == "union" and not oracle.numbers(leaf.type):
-                assert reader.symbols[leaf.name] == oracle.branches(leaf.type)
+                assert reader.categories[leaf.name] == oracle.branches(leaf.type)
         oracle.check(reader, rows, lambda name, row: oracle.follow(wanted, row, name))
-        expected = followed(wanted, rows, reader.symbols, names)
+        expected = followed(wanted, rows, reader.categories, names)
         check_orders(paths, expected, order, reader_schema=json.dumps(reader_schema))
         ragged = {leaf.name: leaf.spec() for leaf in leaves}
         check_orders(paths, expected, order, reader_schema=reader_schema, features=ragged)
@@ -410,7 +410,7 @@ def test_types_that_differ() -> None:
         found = read(paths, reader_schema="union")
         assert found["a:string"] == [None, "x", None, None, None]
         assert found["a:double"] == [1.0, None, 1.5, None, float(2**53)]
-        names = fastpipe.read_avro(paths, batch_size=1, reader_schema="union").symbols["a"]
+        names = fastpipe.read_avro(paths, batch_size=1, reader_schema="union").categories["a"]
         assert [names[code] for code in found["a"]] == ["double", "string", "double", "null", "double"]
 
 
@@ -418,7 +418,7 @@ def test_symbols_of_all_files() -> None:
     other = {**E, "name": "n.E", "symbols": ["C", "B"]}
     with files(one({"e": E}, {"e": "A"}), one({"e": other}, {"e": "B"}, {"e": "C"})) as paths:
         assert read(paths, reader_schema="union") == {"e": [0, 1, 2]}
-        assert fastpipe.read_avro(paths, batch_size=1, reader_schema="union").symbols == {"e": ["A", "B", "C"]}
+        assert fastpipe.read_avro(paths, batch_size=1, reader_schema="union").categories == {"e": ["A", "B", "C"]}
 
 
 def test_schemas_that_cannot_be_merged() -> None:
@@ -458,12 +458,12 @@ def test_any_two_schemas_merged(schema: Any, seed: int, order: dict[str, Any]) -
     with files(container(schema, rows, seed), container(dropped, others, seed)) as paths:
         reader = fastpipe.read_avro(paths, batch_size=5, reader_schema="union")
         both = {field["name"] for field in dropped["fields"]}
-        expected = followed(root, rows, reader.symbols, [leaf.name for leaf in leaves])
+        expected = followed(root, rows, reader.categories, [leaf.name for leaf in leaves])
         # If null is added to a union, it has one more type, which may change the branch indices.
         names = [leaf.name for leaf in leaves if top(leaf.name) in both or leaf.type.kind != "union"]
         expected = [{name: row[name] for name in names} for row in expected]
         some = [leaf.name for leaf in leaves if top(leaf.name) in both]
-        expected += [dict.fromkeys(names) | row for row in followed(fewer, others, reader.symbols, some)]
+        expected += [dict.fromkeys(names) | row for row in followed(fewer, others, reader.categories, some)]
         known = {leaf.name for leaf in leaves}
         missing = [name for name in reader.features if name not in known and top(name) in both]
         assert not missing

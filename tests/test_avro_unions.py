@@ -37,7 +37,7 @@ def test_any_schema_in_any_order(schema: Any, seed: int, count: int, order: dict
             assert (spec.dtype, spec.scale, spec.on_null == "mask") == (leaf.dtype, leaf.scale, leaf.nullable)
         oracle.check(reader, rows, lambda name, row: oracle.follow(seen, row, name))
         names = [leaf.name for leaf in leaves]
-        expected = followed(seen, rows, reader.symbols, names)
+        expected = followed(seen, rows, reader.categories, names)
         check_orders(paths, expected, order, logical_types=logical)
         # Ragged specs read any array lengths.
         ragged = {leaf.name: leaf.spec() for leaf in leaves if leaf.type.kind != "sparse"}
@@ -104,7 +104,7 @@ def test_codes_and_columns() -> None:
             "f:int": DenseSpec((), "int32", on_null="mask"),
             "f:string": DenseSpec((), "string", on_null="mask"),
         }
-        assert reader.symbols == {"f": EITHER}
+        assert reader.categories == {"f": EITHER}
         assert read(paths) == {"f": [0, 1, 2, 1], "f:int": [None, 7, None, 8], "f:string": [None, None, "x", None]}
         assert read(paths, columns=["f:string"]) == {"f:string": [None, None, "x", None]}
         # A name also selects all columns nested in it.
@@ -167,7 +167,7 @@ def test_records_with_the_same_last_name_stay_distinct() -> None:
     )
     rows = [{"f": Branch(1, {"v": "t"})}, {"f": Branch(0, {"v": 3})}, {"f": Branch(2, {"v": 4})}]
     with files(container(schema, rows)) as paths:
-        assert fastpipe.read_avro(paths, batch_size=1).symbols == {"f": ["a.X", "b.X", "Y"]}
+        assert fastpipe.read_avro(paths, batch_size=1).categories == {"f": ["a.X", "b.X", "Y"]}
         assert read(paths) == {
             "f": [1, 0, 2],
             "f:a.X.v": [None, 3, None],

@@ -110,7 +110,7 @@ def test_equal_to_the_oracle(name: str, batch_size: int) -> None:
     assert [spec.on_null == "mask" for spec in reader.features.values()] == [leaf.nullable for leaf in wanted]
     for leaf in wanted:
         if leaf.type.kind == "union" and not oracle.numbers(leaf.type):
-            assert reader.symbols[leaf.name] == oracle.branches(leaf.type)
+            assert reader.categories[leaf.name] == oracle.branches(leaf.type)
     if left_out:
         with pytest.raises(fastpipe.errors.UnsupportedError, match=re.escape(left_out[0])):
             fastpipe.read_avro(CORPUS / name, batch_size=batch_size, on_unsupported="error")

@@ -102,7 +102,7 @@ def test_bools_and_codes(tmp_path: Path) -> None:
     found = reader.describe()
     assert found["ok"].value_counts() == {True: 3, False: 1}
     assert (found["ok"].mean, found["ok"].max) == (0.75, True)
-    assert reader.symbols["city"] == ["Oslo", "Rome"]
+    assert reader.categories["city"] == ["Oslo", "Rome"]
     assert found["city"].value_counts() == {"Rome": 2, "Oslo": 1}
     assert found["city"].vocabulary() == ["Rome", "Oslo"]
 

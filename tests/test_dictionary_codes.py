@@ -68,12 +68,12 @@ def test_codes_of_a_table_match_the_values(
     table, values, symbols = column
     masked = {"c": DenseSpec((), dtype, on_null="mask")}
     reader = fastpipe.from_arrow(table, features=masked, batch_size=batch_size)
-    assert reader.symbols == {"c": symbols}
+    assert reader.categories == {"c": symbols}
     batches = [batch["c"] for batch in reader]
     assert all(batch.values.dtype == dtype for batch in batches)
     assert [decoded(code, symbols) for batch in batches for code in as_lists(batch)] == values
     again = pickle.loads(pickle.dumps(reader))
-    assert again.symbols == reader.symbols
+    assert again.categories == reader.categories
     filled = fastpipe.from_arrow(table, features={"c": DenseSpec((), dtype, fill=99)}, batch_size=batch_size)
     expected = [99 if value is None else symbols.index(value) for value in values]
     assert [code for batch in filled for code in batch["c"].tolist()] == expected
@@ -88,7 +88,7 @@ def test_codes_of_units_match_the_declared_dictionary(
     features = {"c": DenseSpec((), "int16", on_null="mask")}
     gone = known.pop() if missing and symbols else None
     reader = fastpipe.read_units(Slices(table, {"c": known, "other": []}), features=features, batch_size=3)
-    assert reader.symbols == {"c": known}
+    assert reader.categories == {"c": known}
     if gone is None or gone not in values:
         assert [decoded(code, known) for batch in reader for code in as_lists(batch["c"])] == values
     else:
@@ -134,8 +134,8 @@ def test_codes_at_any_depth(source: str, column: pa.Array, name: str, spec: Any,
         units = Slices(table, {name: ["DE", "AT"]})
         reader = fastpipe.read_units(units, features={"x": spec.__class__(**_options(spec, name))}, batch_size=9)
     (batch,) = reader
-    assert decoded(as_lists(batch["x"]), reader.symbols["x"]) == expected
-    assert reader.symbols == {"x": ["AT", "DE"] if source == "arrow" else ["DE", "AT"]}
+    assert decoded(as_lists(batch["x"]), reader.categories["x"]) == expected
+    assert reader.categories == {"x": ["AT", "DE"] if source == "arrow" else ["DE", "AT"]}
 
 
 def _options(spec: Any, field: str) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def test_codes_as_sparse_values() -> None:
     column = pa.StructArray.from_arrays([indices, pa.ListArray.from_arrays(offsets, NAMES[:3])], ["indices", "values"])
     reader = fastpipe.from_arrow(pa.table({"s": column}), features={"s": SparseSpec((5,), "int8")}, batch_size=2)
     (batch,) = reader
-    assert reader.symbols == {"s": ["AT", "DE"]}
+    assert reader.categories == {"s": ["AT", "DE"]}
     assert (batch["s"].values.tolist(), batch["s"].indices.tolist()) == ([0, 1, 0], [[0, 1], [0, 4], [1, 0]])
 
 
@@ -157,10 +157,10 @@ def test_dictionaries_are_text_by_default_and_numbers_stay_numbers() -> None:
     reader = fastpipe.from_arrow(table, batch_size=4)
     (batch,) = reader
     assert (as_lists(batch["c"]), batch["n"].tolist()) == (["AT", "DE", "AT", None], [7, 5, 7, 7])
-    assert reader.symbols == {}
+    assert reader.categories == {}
     reader = fastpipe.read_units(Slices(table), features={"n": DenseSpec((), "int8")}, batch_size=4)
     assert next(iter(reader))["n"].tolist() == [7, 5, 7, 7]
-    assert reader.symbols == {}
+    assert reader.categories == {}
 
 
 @pytest.mark.parametrize("source", ["units", "parquet", "arrow file"])
@@ -209,9 +209,9 @@ def test_categories_of_polars(kind: str) -> None:
     frame = pl.DataFrame({"c": pl.Series(["high", None, "low", "high"], dtype=dtype)})
     reader = fastpipe.from_arrow(frame, features={"c": DenseSpec((), "int32", on_null="mask")}, batch_size=4)
     (batch,) = reader
-    assert decoded(as_lists(batch["c"]), reader.symbols["c"]) == ["high", None, "low", "high"]
+    assert decoded(as_lists(batch["c"]), reader.categories["c"]) == ["high", None, "low", "high"]
     if kind == "Enum":
-        assert reader.symbols == {"c": ["low", "middle", "high"]}
+        assert reader.categories == {"c": ["low", "middle", "high"]}
         assert as_lists(batch["c"]) == [2, None, 0, 2]
 
 
@@ -220,4 +220,4 @@ def test_categories_of_pandas() -> None:
     frame = pd.DataFrame({"c": pd.Categorical(["high", None, "low"], categories=["low", "middle", "high"])})
     reader = fastpipe.from_arrow(frame, features={"c": DenseSpec((), "int8", fill=-1)}, batch_size=4)
     assert next(iter(reader))["c"].tolist() == [2, -1, 0]
-    assert reader.symbols == {"c": ["low", "middle", "high"]}
+    assert reader.categories == {"c": ["low", "middle", "high"]}

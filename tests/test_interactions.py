@@ -610,7 +610,7 @@ def test_a_large_power_has_no_infinities(data: Interactions) -> None:
 def test_repr_and_features_of_readers(data: Interactions) -> None:
     reader = read(data)
     assert repr(reader).startswith(f"<fastpipe.Reader of {len(data)} positives with 3 negatives each: ")
-    assert (reader.files, reader.symbols) == ([], {})
+    assert (reader.files, reader.categories) == ([], {})
     assert list(reader.features) == ["user", "item", "label"]
     assert "Nothing was read yet" in reader.explain()
     assert len(list(reader)) == reader.stats()["batches"]

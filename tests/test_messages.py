@@ -260,7 +260,7 @@ def test_specs() -> None:
     enum = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
     decoder = fastpipe.avro.MessageDecoder(enum, features={"value": fastpipe.DenseSpec((), "int8")})
     assert decoder([b"\x02"])["value"].tolist() == [1]
-    assert decoder.symbols == {"value": ["A", "B"]}
+    assert decoder.categories == {"value": ["A", "B"]}
 
 
 GOOD = {

@@ -203,6 +203,7 @@ def test_other_objects_are_refused(other: object) -> None:
 PUBLIC = [
     "batch_at",
     "batch_size",
+    "categories",
     "close",
     "describe",
     "epoch",
@@ -226,7 +227,6 @@ PUBLIC = [
     "shuffle_buffer",
     "state_dict",
     "stats",
-    "symbols",
     "take",
     "to_arrow_reader",
     "world_size",

@@ -121,7 +121,7 @@ def test_files_with_different_field_orders_types_and_symbols(tmp_path: Path) -> 
     (batch,) = reader
     assert batch["x"].tolist() == [1, 2, 3, 4]
     assert batch["k"].tolist() == [0, 1, 0, 1]
-    assert reader.symbols == {"k": ["A", "B"]}
+    assert reader.categories == {"k": ["A", "B"]}
     with pytest.raises(fastpipe.errors.SchemaError, match="no field 'extra'") as caught:
         fastpipe.read_avro(tmp_path, features={"extra": fastpipe.DenseSpec((), "string")}, batch_size=1)
     assert caught.value.path == str(tmp_path / "1.avro")

@@ -760,7 +760,7 @@ def test_sparse_enums_use_the_codes_of_the_first_file(folder: Path) -> None:
         for path, symbols in [(first, ["A", "B"]), (second, ["B", "A"])]:
             write(path, sparse_schema({"type": "enum", "name": "E", "symbols": symbols}), [row], "null", 1)
         reader = fastpipe.read_avro([first, second], batch_size=2)
-        assert reader.symbols == {"s": ["A", "B"]}
+        assert reader.categories == {"s": ["A", "B"]}
         (batch,) = reader
         assert batch["s"].values.tolist() == [0, 1, 0, 0, 1, 0]
 

@@ -60,7 +60,7 @@ def test_batches_places_and_states_are_the_local_ones(make: Make, order: dict[st
     local = make(**{"batch_size": 32, "seed": 3} | order)
     with connected(local) as remote:
         assert remote.features == local.features
-        assert remote.symbols == local.symbols
+        assert remote.categories == local.categories
         sizes = (len(local), local.num_rows, local.shuffle_buffer)
         assert (len(remote), remote.num_rows, remote.shuffle_buffer) == sizes
         steps = range(len(local))

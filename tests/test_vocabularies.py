@@ -227,7 +227,7 @@ def test_enums_whose_symbols_differ(tmp_path: Path) -> None:
     spec = VocabularySpec({"a": 5, "b": 3}, on_unknown="bucket")
     reader = fastpipe.read_avro(tmp_path, features={"x": spec}, batch_size=9)
     assert next(iter(reader))["x"].tolist() == [5, 3, 6, 3, 5]
-    assert not reader.symbols
+    assert not reader.categories
 
 
 def test_a_bag_without_terms_and_one_with_nulls(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class TableData:
         self.features = vocabularies.in_form(features, self.handle.features)
         self.interpretation = vocabularies.interpretation(features)
         self.files: list[str] = []
-        self.symbols = dict(self.handle.symbols())
+        self.categories = dict(self.handle.categories())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the number of rows, and a digest of the columns and some rows, for states of all versions."""
@@ -102,7 +102,7 @@ def from_arrow(
             `indices0`, ... and `values` are sparse. Other structs have a feature for each field, and maps have
             `name.keys` and `name.values`. Times are datetime64 or timedelta64, decimals float64, and dictionaries the
             type of their values. Columns with nulls have `on_null="mask"`. An integer dtype reads the codes of a text
-            dictionary, which `reader.symbols` lists. `scale=` reads decimals as integers. `VocabularySpec` and
+            dictionary, which `reader.categories` lists. `scale=` reads decimals as integers. `VocabularySpec` and
             `HashSpec` read text, or lists of text, as indices.
         columns: The columns to read: a list of at least one name, or one name as a string. A name includes everything
             nested in it. Defaults to None: all columns.

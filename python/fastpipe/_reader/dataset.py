@@ -49,8 +49,8 @@ class Dataset(Protocol):
         """The files, in the order of the dataset."""
 
     @property
-    def symbols(self) -> dict[str, list[str]]:
-        """The symbols of each enum or dictionary that is read as codes."""
+    def categories(self) -> dict[str, list[str]]:
+        """The categories of each feature that is read as codes. See `Reader.categories`."""
 
     @property
     def words(self) -> SourceWording:
@@ -58,7 +58,7 @@ class Dataset(Protocol):
 
     @property
     def interpretation(self) -> Mapping[str, Any]:
-        """All settings except `features` and `symbols` that affect the values of batches, as JSON-compatible data.
+        """All settings except `features` and `categories` that affect the values of batches, as JSON-compatible data.
 
         Examples are vocabularies, a reader's schema, and the dialect of CSV files. Servers and clients compare these
         settings.

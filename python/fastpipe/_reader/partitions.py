@@ -77,7 +77,8 @@ class _Part:
     def __init__(self, whole: Dataset, part: Partition) -> None:
         self._whole, self._part = whole, part
         self.handle = whole.handle.stretch(part.start, part.stop)
-        self.features, self.files, self.symbols, self.words = whole.features, whole.files, whole.symbols, whole.words
+        self.features, self.files, self.words = whole.features, whole.files, whole.words
+        self.categories = whole.categories
         self.interpretation, self.column_times = whole.interpretation, whole.column_times
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:

@@ -211,9 +211,20 @@ class Reader:
         return list(self._data.files)
 
     @property
-    def symbols(self) -> dict[str, list[str]]:
-        """The symbols of each enum or dictionary that is read as codes. Code `i` is symbol `i`."""
-        return dict(self._data.symbols)
+    def categories(self) -> dict[str, list[str]]:
+        """The categories of each feature that is read as codes, by feature name. Code `i` is category `i`.
+
+        They are the symbols of an enum, the values of a dictionary, or the names of a union's types.
+
+        Example:
+            >>> import fastpipe
+            >>> import pyarrow as pa
+            >>> table = pa.table({"suit": pa.array(["hearts", "spades", "hearts"]).dictionary_encode()})
+            >>> features = {"suit": fastpipe.DenseSpec((), "int8")}
+            >>> fastpipe.from_arrow(table, features=features, batch_size=2).categories
+            {'suit': ['hearts', 'spades']}
+        """
+        return dict(self._data.categories)
 
     @property
     def num_rows(self) -> int:

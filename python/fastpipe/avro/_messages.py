@@ -134,9 +134,9 @@ class MessageDecoder:
         return inferred(self._handle.features())
 
     @property
-    def symbols(self) -> dict[str, list[str]]:
-        """The symbols of each enum that is read as codes."""
-        return dict(self._handle.symbols())
+    def categories(self) -> dict[str, list[str]]:
+        """The categories of each feature that is read as codes. See `Reader.categories`."""
+        return dict(self._handle.categories())
 
     def __call__(self, messages: Iterable[Any] | Strings) -> dict[str, Any]:
         """Decodes messages to one batch.

@@ -129,9 +129,9 @@ class AvroData:
         self._fingerprints: dict[int, dict[str, Any]] = {}
 
     @property
-    def symbols(self) -> dict[str, list[str]]:
-        """The symbols of each enum that is read as codes, and the type names of each union."""
-        return dict(self.handle.symbols())
+    def categories(self) -> dict[str, list[str]]:
+        """The categories of each feature that is read as codes: the symbols of enums, and the type names of unions."""
+        return dict(self.handle.categories())
 
     @property
     def interpretation(self) -> dict[str, Any]:
@@ -349,7 +349,7 @@ def infer_features(
     UUIDs are strings, or 16 bytes if the file stores bytes.
 
     A union of numbers is int64, or float64 if it contains a float, which rounds integers above 2**53. Any other union
-    `f` has a column `f`: the index of the value's type in the union (`Reader.symbols` names the types). Each type also
+    `f` has a column `f`: the index of the value's type in the union (`Reader.categories` has the types). Each type also
     has a column `f:type`, which is null if the value has another type. Records, enums and fixed types appear under
     their names.
 

@@ -130,7 +130,7 @@ def _head(arguments: argparse.Namespace) -> int:
             break
         with format_.read([path], features=found.features, batch_size=missing, num_threads=1, prefetch=1) as reader:
             batch = next(iter(reader), None)
-            rows += [] if batch is None else batch_rows(batch, reader.symbols, width)
+            rows += [] if batch is None else batch_rows(batch, reader.categories, width)
     print(rows_text(names, rows, width) if rows and names else f"no {format_.rows}")
     for name, reason in found.skipped.items():
         print(f"{name}: left out: {clean(reason)}", file=sys.stderr)

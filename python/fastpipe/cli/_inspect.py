@@ -187,17 +187,17 @@ def schema_differences(first: Any, second: Any) -> list[str]:
 _EDGE = 3  # Items to show at each end of a long array, like NumPy.
 
 
-def batch_rows(batch: dict[str, Any], symbols: dict[str, list[str]], width: int) -> list[list[str]]:
+def batch_rows(batch: dict[str, Any], categories: dict[str, list[str]], width: int) -> list[list[str]]:
     """Formats the rows of a batch as cells, each one line of text.
 
     Args:
         batch: Batch of a reader.
-        symbols: Symbols of the enum features, by feature name.
+        categories: Categories of features that are codes, by feature name.
         width: Approximate maximum length of a text within a cell.
     """
     columns = []
     for name, node in batch.items():
-        show = _scalar_text(width, symbols.get(name))
+        show = _scalar_text(width, categories.get(name))
         values = node.values if isinstance(node, Masked) else node
         if isinstance(values, (Sparse, SparseCSR)):
             columns.append([_sparse_text(row, show) for row in node.to_list()])
@@ -206,7 +206,7 @@ def batch_rows(batch: dict[str, Any], symbols: dict[str, list[str]], width: int)
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _scalar_text(width: int, symbols: list[str] | None) -> Callable[[Any], str]:
+def _scalar_text(width: int, categories: list[str] | None) -> Callable[[Any], str]:
     def show(value: Any) -> str:
         if value is None:
             return "null"
@@ -217,7 +217,7 @@ def _scalar_text(width: int, symbols: list[str] | None) -> Callable[[Any], str]:
             return "true" if value else "false"
         if isinstance(value, (float, np.floating)):
             return f"{value:.6g}"
-        return symbols[value] if symbols and 0 <= value < len(symbols) else str(value)
+        return categories[value] if categories and 0 <= value < len(categories) else str(value)
 
     return show
 

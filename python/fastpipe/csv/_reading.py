@@ -178,7 +178,7 @@ class CsvData:
         self.files = list(map(str, files))
         self._asked = _inferred(self.handle) if features is None else features
         self.features = vocabularies.in_form(self._asked, self.handle.features)
-        self.symbols: dict[str, list[str]] = {}
+        self.categories: dict[str, list[str]] = {}
         self._fingerprint: dict[str, Any] | None = None
 
     @classmethod
@@ -194,7 +194,7 @@ class CsvData:
         data.handle = handle if features is not None else handle.inferred()
         data._given, data._dialect, data._index_cache = [], dialect, None
         data.files = [path for path, _, _ in handle.files()]
-        data.symbols, data._fingerprint = {}, None
+        data.categories, data._fingerprint = {}, None
         if features is not None:
             return data.with_features(features)
         data._asked = data.features = _inferred(data.handle)

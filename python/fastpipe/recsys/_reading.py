@@ -156,7 +156,7 @@ class InteractionsData:
             }
         )
         self.files: list[str] = []
-        self.symbols: dict[str, list[str]] = {}
+        self.categories: dict[str, list[str]] = {}
 
     def report_skipped(self) -> None:
         """Reports positives of users that `on_full="skip"` leaves out."""

@@ -91,7 +91,7 @@ def from_avro(source: Paths, names: Columns) -> Iterator[Chunk]:
         readers = (_reader([file], names) for file in files)
     for reader in readers:
         for batch in reader:
-            users, items, *times = (_plain(name, batch[name], reader.symbols.get(name)) for name in names.wanted)
+            users, items, *times = (_plain(name, batch[name], reader.categories.get(name)) for name in names.wanted)
             yield Chunk(users, items, times_of(times[0]) if times else None)
 
 
@@ -124,14 +124,14 @@ def _no_column(path: str | None, name: str, what: str) -> UnsupportedError:
     return UnsupportedError(f"{reason}{where}", path=path, feature=name, reason=reason)
 
 
-def _plain(name: str, values: Any, symbols: list[str] | None) -> Any:
+def _plain(name: str, values: Any, categories: list[str] | None) -> Any:
     """Returns the values of a column without nulls, in memory that isn't shared with the batch."""
     if isinstance(values, Masked):
         if not values.valid.all():
             raise InteractionsError(f"a value of the column {name!r} is null: drop records with nulls", feature=name)
         values = values.values
-    if symbols is not None:
-        return Coded(values.astype(np.int64), list(symbols))
+    if categories is not None:
+        return Coded(values.astype(np.int64), list(categories))
     # A view would keep the memory of the whole batch alive.
     return values.copy() if isinstance(values, np.ndarray) else values
 

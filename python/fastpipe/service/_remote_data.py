@@ -55,7 +55,7 @@ class Description:
             self.specs = str(found["specs"])
             self.columns, self.csr = str(found["columns"]), found["csr"]
             self.features = decoded_features(str(found["features"]))
-            self.symbols = {str(name): [str(one) for one in of] for name, of in found["symbols"].items()}
+            self.categories = {str(name): [str(one) for one in of] for name, of in found["categories"].items()}
             self.files = [str(file) for file in found["files"]]
             words = found["words"]
             self.words = SourceWording(
@@ -126,7 +126,7 @@ class RemoteData:
         self._servers = servers
         self.features = description.features
         self.files = description.files
-        self.symbols = description.symbols
+        self.categories = description.categories
         self.words = description.words
         self._name = name
         self._fallback = None if fallback is None else parts_of(fallback)

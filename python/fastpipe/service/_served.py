@@ -149,7 +149,7 @@ class Served:
             "columns": data.handle.columns_text(),
             "csr": data.handle.columns_text(csr=True),
             "features": encoded_features(data.features),
-            "symbols": {name: list(symbols) for name, symbols in data.symbols.items()},
+            "categories": {name: list(texts) for name, texts in data.categories.items()},
             "files": [PurePath(file).name for file in data.files],
             "words": {
                 "units": words.units,

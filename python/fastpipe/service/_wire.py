@@ -217,12 +217,12 @@ def specs_digest(data: Dataset) -> str:
     """Returns a digest of how a dataset is read. It differs between servers of a dataset that would send other values.
 
     It covers everything that determines the values of a batch except the contents of the files and the order: names and
-    sequence of the features, their specs, the symbols of codes, vocabularies and hashes, and how the source decodes
+    sequence of the features, their specs, the categories of codes, vocabularies and hashes, and how the source decodes
     values. The digest is computed from JSON, so it is the same in every process and on every machine.
     """
     told = {
         "features": encoded_features(data.features),
-        "symbols": {name: list(symbols) for name, symbols in data.symbols.items()},
+        "categories": {name: list(texts) for name, texts in data.categories.items()},
         # The files' schemas also determine whether there are masks.
         "columns": data.handle.columns_text(),
         "interpretation": dict(data.interpretation),

@@ -157,7 +157,7 @@ def added(
     form: Any,
     *,
     exact_values: int,
-    symbols: Sequence[str] | None = None,
+    categories: Sequence[str] | None = None,
     nan_is_null: bool = False,
 ) -> FeatureStatistics:
     """Adds the values of a form to statistics, and creates the statistics for the first batch.
@@ -166,7 +166,7 @@ def added(
         found: Statistics of earlier batches, or None.
         form: Column of this batch.
         exact_values: Maximum number of distinct values that are counted exactly.
-        symbols: Symbols of the codes, or None.
+        categories: Categories of a feature of codes, or None.
         nan_is_null: Whether NaN represents null.
 
     Raises:
@@ -197,7 +197,7 @@ def added(
             found = FeatureStatistics(kind, kind, exact_values)
         found.add_texts(_bytes(form))
     else:
-        found = _numbers(found, form, exact_values, symbols, nan_is_null=nan_is_null)
+        found = _numbers(found, form, exact_values, categories, nan_is_null=nan_is_null)
     found.null_count += nulls
     if lengths is not None:
         if found.lengths is None:
@@ -210,7 +210,7 @@ def _numbers(
     found: FeatureStatistics | None,
     array: np.ndarray,
     exact_values: int,
-    symbols: Sequence[str] | None,
+    categories: Sequence[str] | None,
     *,
     nan_is_null: bool,
 ) -> FeatureStatistics:
@@ -221,7 +221,7 @@ def _numbers(
     if kind is None:
         raise _without(str(array.dtype))
     if found is None:
-        found = FeatureStatistics(kind, str(array.dtype), exact_values, symbols)
+        found = FeatureStatistics(kind, str(array.dtype), exact_values, categories)
     if kind == "time":
         missing = np.isnat(flat)
         found.null_count += int(missing.sum())
@@ -289,7 +289,7 @@ def describe(
     limit = within("exact_values", exact_values, 1, 2**31)
     chosen = reader if rows is None else sample(in_file_order(reader), rows, seed=seed)
     features: dict[str, FeatureStatistics | None] = dict.fromkeys(reader.features)
-    symbols, seen = reader.symbols, 0
+    categories, seen = reader.categories, 0
     for batch in _rows_once(chosen, progress=flag("progress", progress)):
         seen += _rows(batch)
         for name, form in batch.items():
@@ -298,7 +298,7 @@ def describe(
                     features[name],
                     form,
                     exact_values=limit,
-                    symbols=symbols.get(name),
+                    categories=categories.get(name),
                     nan_is_null=reader.features[name]._nan_is_null,
                 )
     return Description({name: found for name, found in features.items() if found is not None}, seen)

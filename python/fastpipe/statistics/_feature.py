@@ -205,15 +205,15 @@ class FeatureStatistics:
         dtype: Dtype of the values, such as `float32` or `datetime64[us]`; `string` or `bytes`.
         null_count: Number of null values: masked, NaT, or NaN if the feature's spec has `fill=nan`.
         lengths: Statistics of the number of values per row, for ragged and sparse features. Otherwise None.
-        symbols: Symbols of the codes of a dictionary or enum. Otherwise None.
+        categories: Categories of a feature of codes: code `i` is category `i`. Otherwise None.
     """
 
-    def __init__(self, kind: Kind, dtype: str, exact_values: int, symbols: Sequence[str] | None = None) -> None:
+    def __init__(self, kind: Kind, dtype: str, exact_values: int, categories: Sequence[str] | None = None) -> None:
         self.kind: Kind = kind
         self.dtype = dtype
         self.null_count = 0
         self.lengths: FeatureStatistics | None = None
-        self.symbols = None if symbols is None else list(symbols)
+        self.categories = None if categories is None else list(categories)
         self._moments = None if kind in ("string", "bytes") else Moments()
         self._quantiles = None if kind in ("string", "bytes", "bool") else Quantiles()
         self._counts = None if kind == "float" else Counts(exact_values)
@@ -437,7 +437,7 @@ class FeatureStatistics:
     @property
     def form(self) -> tuple[Any, ...]:
         """Properties that must be equal for two objects to be merged."""
-        return self.kind, self.dtype, self.symbols, self.lengths is not None
+        return self.kind, self.dtype, self.categories, self.lengths is not None
 
     # Private helpers.
 
@@ -499,8 +499,8 @@ class FeatureStatistics:
         return None if value is None else np.int64(value).view(np.dtype(self.dtype))
 
     def _named(self, value: Value) -> Any:
-        if self.symbols is not None and isinstance(value, int):
-            return self.symbols[value] if 0 <= value < len(self.symbols) else value
+        if self.categories is not None and isinstance(value, int):
+            return self.categories[value] if 0 <= value < len(self.categories) else value
         return self._timed(value)
 
     # Conversion to and from JSON.
@@ -513,7 +513,7 @@ class FeatureStatistics:
             "dtype": self.dtype,
             "null_count": self.null_count,
             "texts": self._texts,
-            "symbols": self.symbols,
+            "categories": self.categories,
             "lengths": None if self.lengths is None else self.lengths.stored(),
             "moments": None if self._moments is None else self._moments.stored(),
             "quantiles": None if self._quantiles is None else self._quantiles.stored(),
@@ -523,7 +523,7 @@ class FeatureStatistics:
     @classmethod
     def restored(cls, stored: dict[str, Any]) -> FeatureStatistics:
         """Returns the object that `stored` wrote."""
-        found = cls(stored["kind"], stored["dtype"], 1, stored["symbols"])
+        found = cls(stored["kind"], stored["dtype"], 1, stored["categories"])
         found.null_count, found._texts = int(stored["null_count"]), int(stored["texts"])
         if stored["lengths"] is not None:
             found.lengths = cls.restored(stored["lengths"])

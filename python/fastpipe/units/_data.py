@@ -278,7 +278,7 @@ class UnitsData:
         self.features = vocabularies.in_form(features, self.handle.features)
         self.interpretation = vocabularies.interpretation(features)
         self.files: list[str] = list(getattr(units, "files", []))
-        self.symbols = dict(self.handle.symbols())
+        self.categories = dict(self.handle.categories())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the counts of units and rows, and a digest of the row counts and the source's fingerprint."""

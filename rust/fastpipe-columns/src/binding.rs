@@ -161,7 +161,7 @@ impl Binding {
             leaf: column.feature.request.leaf(),
             scale: column.feature.scale,
             pair: column.is_pair(),
-            symbols: column.symbols.as_deref(),
+            categories: column.categories.as_deref(),
             lookup: column.feature.lookup.as_deref(),
             counts: column.feature.counts,
         };

@@ -12,9 +12,9 @@ use fastpipe_batch::{
 };
 
 use crate::binding::{Binding, dictionary};
+use crate::categories::Categories;
 use crate::gather::{At, Fault, Gather, Stretch};
 use crate::layout::Column;
-use crate::symbols::Symbols;
 use crate::trace::misfit;
 
 /// Names the memory for picked rows in out-of-memory errors.
@@ -59,7 +59,7 @@ impl Columns {
         let features: Vec<_> = features.map(|c| c.feature.in_layout(SparseLayout::Csr)).collect();
         let mut same = Columns::new(self.schema.clone(), &features)?;
         for (column, known) in same.columns.iter_mut().zip(&self.columns) {
-            column.symbols.clone_from(&known.symbols);
+            column.categories.clone_from(&known.categories);
         }
         Ok(Some(same))
     }
@@ -68,15 +68,15 @@ impl Columns {
     pub(crate) fn with_dictionaries(mut self, given: &HashMap<String, Vec<String>>) -> Result<Columns> {
         for column in self.columns.iter_mut().filter(|column| column.is_coded()) {
             let (feature, path) = (&column.feature, &column.feature.field);
-            let symbols = given.get(path).map(|texts| Symbols::new(texts)).unwrap_or_else(|| {
+            let categories = given.get(path).map(|texts| Categories::new(texts)).unwrap_or_else(|| {
                 Err(misfit(format!(
                     "units may differ in their dictionaries, so their codes have no fixed meaning: set the source's attribute \
                      `dictionaries` to {{\"{path}\": [...]}}, or request \"string\""
                 )))
             });
-            let symbols = symbols.map_err(|error| error.at_feature(&feature.name))?;
-            symbols.check(feature)?;
-            column.symbols = Some(Arc::new(symbols));
+            let categories = categories.map_err(|error| error.at_feature(&feature.name))?;
+            categories.check(feature)?;
+            column.categories = Some(Arc::new(categories));
         }
         Ok(self)
     }
@@ -85,30 +85,30 @@ impl Columns {
     /// batches must already be checked.
     pub(crate) fn with_unified(mut self, batches: &[RecordBatch]) -> Result<Columns> {
         for column in self.columns.iter_mut().filter(|column| column.is_coded()) {
-            let mut symbols = Symbols::default();
+            let mut categories = Categories::default();
             let mut last: Option<ArrayData> = None;
             for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
                 let dictionary = dictionary(column, batch.columns())?;
                 let data = dictionary.to_data();
                 // Record batches usually share one dictionary.
                 if last.as_ref().is_none_or(|last| !last.ptr_eq(&data)) {
-                    symbols.add_all(&dictionary)?;
+                    categories.add_all(&dictionary)?;
                     last = Some(data);
                 }
             }
-            symbols.check(&column.feature)?;
-            column.symbols = Some(Arc::new(symbols));
+            categories.check(&column.feature)?;
+            column.categories = Some(Arc::new(categories));
         }
         Ok(self)
     }
 
     /// Returns the texts of the codes of each feature that consists of dictionary codes.
-    pub(crate) fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
+    pub(crate) fn categories(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
         let coded = self
             .columns
             .iter()
-            .filter_map(|column| Some((column, column.symbols.as_ref()?)));
-        coded.map(|(column, symbols)| (column.feature.name.as_str(), symbols.texts()))
+            .filter_map(|column| Some((column, column.categories.as_ref()?)));
+        coded.map(|(column, categories)| (column.feature.name.as_str(), categories.texts()))
     }
 
     /// Returns an error for record batches that lack columns of the schema or are inconsistent. Offsets, views, keys

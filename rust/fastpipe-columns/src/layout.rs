@@ -8,7 +8,7 @@ use fastpipe_batch::{
     spec_code,
 };
 
-use crate::symbols::Symbols;
+use crate::categories::Categories;
 use crate::trace::{Step, Trace, is_coded, misfit, trace};
 use crate::types::{fits, fits_scale, leaf};
 
@@ -25,7 +25,7 @@ pub(crate) struct Column {
     /// For a sparse column: the struct fields of its indices, one per dimension, and the struct field of its values.
     pub(crate) sparse: Option<(Vec<usize>, usize)>,
     /// For codes of a dictionary: the texts of the codes, once they are known.
-    pub(crate) symbols: Option<Arc<Symbols>>,
+    pub(crate) categories: Option<Arc<Categories>>,
     /// The value that replaces a null: an element, or the bytes of a string.
     pub(crate) fill: Vec<u8>,
     /// The element that arrays are padded with.
@@ -111,7 +111,7 @@ impl Column {
             trace,
             first_part,
             sparse,
-            symbols: None,
+            categories: None,
             fill,
             pad,
         })

@@ -9,13 +9,14 @@
 //!    values (`wanted.rs`), or to the values that dictionaries and run ends refer to (`indirection.rs`).
 //! 3. Rows are gathered from the bound columns (`gather.rs`).
 //!
-//! Codes of dictionaries have the same meaning in all record batches (`symbols.rs`). There are sources for tables
+//! Codes of dictionaries have the same meaning in all record batches (`categories.rs`). There are sources for tables
 //! (`table.rs`) and for units that are fetched one by one (`units.rs`), large ones in slices (`slices.rs`). In the
 //! other direction, batches are exported to Arrow without copying most of their memory (`export.rs`).
 //!
 //! This crate contains no I/O, no threads and no Python.
 
 mod binding;
+mod categories;
 mod columns;
 mod export;
 mod gather;
@@ -28,7 +29,6 @@ mod nested;
 mod nulls_seen;
 mod scaled;
 mod slices;
-mod symbols;
 mod table;
 mod trace;
 mod types;

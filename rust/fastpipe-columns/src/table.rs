@@ -178,8 +178,8 @@ impl TableSource {
 
     /// Returns the texts of the codes of each feature that consists of dictionary codes. The texts are the values of
     /// the dictionaries of all record batches, in the order of first occurrence.
-    pub fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
-        self.columns.symbols()
+    pub fn categories(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
+        self.columns.categories()
     }
 
     /// Returns the table row of a record in a unit, or `None` if it doesn't exist.

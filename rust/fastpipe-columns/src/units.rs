@@ -116,8 +116,8 @@ impl<R: ReadUnit> UnitsSource<R> {
     }
 
     /// Returns the texts of the codes of each feature that consists of dictionary codes.
-    pub fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
-        self.columns.symbols()
+    pub fn categories(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
+        self.columns.categories()
     }
 
     /// Returns the names of the columns that are used.

@@ -9,9 +9,9 @@ use fastpipe_batch::{
     DType, Error, ErrorKind, Key, Leaf, Lookup, MOST_KEYS, TimeUnit, UNKNOWN, try_collect, try_with_capacity,
 };
 
+use crate::categories::Categories;
 use crate::nearest::nearest;
 use crate::scaled::unscaled;
-use crate::symbols::Symbols;
 use crate::types::{arrow, scale};
 use crate::values::{Values, elements};
 
@@ -24,7 +24,7 @@ pub(crate) struct Wanted<'a> {
     /// Whether decimals are read as 128-bit integers, each a pair of int64.
     pub(crate) pair: bool,
     /// The texts of the codes, if codes of a dictionary are requested.
-    pub(crate) symbols: Option<&'a Symbols>,
+    pub(crate) categories: Option<&'a Categories>,
     /// How text is converted to indices.
     pub(crate) lookup: Option<&'a Lookup>,
     /// Whether the lengths of lists are requested instead of their items.
@@ -36,7 +36,7 @@ impl Wanted<'_> {
         leaf: Leaf::Fixed(DType::I64),
         scale: None,
         pair: false,
-        symbols: None,
+        categories: None,
         lookup: None,
         counts: false,
     };
@@ -44,7 +44,7 @@ impl Wanted<'_> {
     /// Whether values of a type already have the requested type, so that no conversion is necessary.
     pub(crate) fn is(&self, ty: &DataType) -> bool {
         use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Timestamp, Utf8, Utf8View};
-        if self.symbols.is_some() || self.lookup.is_some() {
+        if self.categories.is_some() || self.lookup.is_some() {
             return false;
         }
         let whole = |dtype| self.leaf == Leaf::Fixed(dtype) && scale(ty) == self.scale;
@@ -104,8 +104,8 @@ pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, E
         texts: None,
         taken: 0,
     };
-    if let (Some(symbols), Leaf::Fixed(dtype)) = (wanted.symbols, leaf) {
-        let (codes, known) = symbols.codes(array, dtype)?;
+    if let (Some(categories), Leaf::Fixed(dtype)) = (wanted.categories, leaf) {
+        let (codes, known) = categories.codes(array, dtype)?;
         finished.taken = codes.len();
         finished.values = Values::Elements(codes);
         finished.fitting = known;

@@ -121,7 +121,7 @@ impl AvroDataset {
     }
 
     /// Returns the symbols of enums that are read as codes.
-    fn symbols(&self) -> Vec<(String, Vec<String>)> {
+    fn categories(&self) -> Vec<(String, Vec<String>)> {
         let columns = self.source.avro_columns().iter();
         columns
             .filter_map(|c| Some((c.feature.name.clone(), c.symbols.as_ref()?.to_vec())))

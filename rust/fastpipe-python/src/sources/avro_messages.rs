@@ -114,7 +114,7 @@ impl MessageDecoder {
     }
 
     /// Returns the symbols of enums that are read as codes.
-    fn symbols(&self) -> Vec<(String, Vec<String>)> {
+    fn categories(&self) -> Vec<(String, Vec<String>)> {
         let known = self.0.known();
         let columns = known.iter().flat_map(|known| known.schemas().columns());
         let symbols = columns.filter_map(|c| Some((c.feature.name.clone(), c.symbols.as_ref()?.to_vec())));

@@ -51,8 +51,8 @@ impl TableDataset {
     }
 
     /// Returns the categories of each feature that consists of dictionary codes.
-    fn symbols(&self) -> Vec<(String, Vec<String>)> {
-        listed(self.source.symbols())
+    fn categories(&self) -> Vec<(String, Vec<String>)> {
+        listed(self.source.categories())
     }
 
     /// Returns the row index of a record in a unit.

@@ -144,8 +144,8 @@ impl UnitsDataset {
     }
 
     /// Returns the categories of each feature that consists of dictionary codes.
-    fn symbols(&self) -> Vec<(String, Vec<String>)> {
-        listed(self.source.symbols())
+    fn categories(&self) -> Vec<(String, Vec<String>)> {
+        listed(self.source.categories())
     }
 
     /// Returns the columns that are read from units.

@@ -108,9 +108,11 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
 }
 
 /// Returns the categories of each categorical feature: the texts that its codes represent.
-pub(crate) fn listed<'a>(symbols: impl Iterator<Item = (&'a str, &'a [Arc<str>])>) -> Vec<(String, Vec<String>)> {
+pub(crate) fn listed<'a>(categories: impl Iterator<Item = (&'a str, &'a [Arc<str>])>) -> Vec<(String, Vec<String>)> {
     let texts = |texts: &[Arc<str>]| texts.iter().map(|text| text.to_string()).collect();
-    symbols.map(|(name, found)| (name.to_owned(), texts(found))).collect()
+    categories
+        .map(|(name, found)| (name.to_owned(), texts(found)))
+        .collect()
 }
 
 /// The name, kind, shape, dtype, nulls and scale of a feature.

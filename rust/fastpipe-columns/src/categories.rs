@@ -16,23 +16,23 @@ const WHAT: &str = "the values of a dictionary";
 
 /// Texts and their codes: code `i` represents text `i`.
 #[derive(Debug, Default)]
-pub(crate) struct Symbols {
+pub(crate) struct Categories {
     texts: Vec<Arc<str>>,
     codes: HashMap<Arc<str>, usize>,
 }
 
-impl Symbols {
+impl Categories {
     /// Creates a table of these texts, in this order.
-    pub(crate) fn new(texts: &[String]) -> Result<Symbols> {
-        let mut symbols = Symbols::default();
+    pub(crate) fn new(texts: &[String]) -> Result<Categories> {
+        let mut categories = Categories::default();
         for text in texts {
-            if !symbols.add(text)? {
+            if !categories.add(text)? {
                 return Err(misfit(format!(
                     "`dictionaries` lists '{text}' twice for this column: its texts must be unique"
                 )));
             }
         }
-        Ok(symbols)
+        Ok(categories)
     }
 
     /// Appends a text unless it already exists. Returns whether it was appended.
@@ -122,28 +122,28 @@ mod tests {
 
     #[test]
     fn dictionaries_are_unified_in_order_of_first_occurrence() {
-        let mut symbols = Symbols::default();
-        symbols
+        let mut categories = Categories::default();
+        categories
             .add_all(&array(&[Some("b"), None, Some("a"), Some("b")]))
             .unwrap();
-        symbols
+        categories
             .add_all(&(Arc::new(StringViewArray::from(vec!["c", "a"])) as ArrayRef))
             .unwrap();
         assert_eq!(
-            symbols.texts().iter().map(|text| &**text).collect::<Vec<_>>(),
+            categories.texts().iter().map(|text| &**text).collect::<Vec<_>>(),
             ["b", "a", "c"]
         );
-        let (codes, known) = symbols
+        let (codes, known) = categories
             .codes(&array(&[Some("c"), None, Some("x"), Some("b")]), DType::U16)
             .unwrap();
         assert_eq!(codes.typed_data::<u16>(), [2, 0, 0, 0]);
         assert_eq!(known.unwrap().iter().collect::<Vec<_>>(), [true, true, false, true]);
-        assert!(symbols.codes(&array(&[Some("a")]), DType::I64).unwrap().1.is_none());
+        assert!(categories.codes(&array(&[Some("a")]), DType::I64).unwrap().1.is_none());
     }
 
     #[test]
     fn duplicate_values_and_codes_out_of_range_are_refused() {
-        let error = Symbols::new(&["a".into(), "b".into(), "a".into()]).unwrap_err();
+        let error = Categories::new(&["a".into(), "b".into(), "a".into()]).unwrap_err();
         assert!(error.reason().contains("lists 'a' twice"), "{error}");
         let texts: Vec<String> = (0..129).map(|i| i.to_string()).collect();
         let feature = |dtype| Feature {
@@ -160,9 +160,9 @@ mod tests {
             scale: None,
             lookup: None,
         };
-        let symbols = Symbols::new(&texts).unwrap();
-        assert!(symbols.check(&feature(DType::U8)).is_ok());
-        let error = symbols.check(&feature(DType::I8)).unwrap_err();
+        let categories = Categories::new(&texts).unwrap();
+        assert!(categories.check(&feature(DType::U8)).is_ok());
+        let error = categories.check(&feature(DType::I8)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Schema);
         assert!(
             error
@@ -170,6 +170,11 @@ mod tests {
                 .contains("feature 'x': codes of 129 values don't fit int8"),
             "{error}"
         );
-        assert!(Symbols::new(&texts[..128]).unwrap().check(&feature(DType::I8)).is_ok());
+        assert!(
+            Categories::new(&texts[..128])
+                .unwrap()
+                .check(&feature(DType::I8))
+                .is_ok()
+        );
     }
 }
