@@ -13,11 +13,11 @@ from fastpipe import typing as typing
 from fastpipe import units as units
 from fastpipe._arrow import to_arrow as to_arrow
 from fastpipe._fastpipe import __version__ as __version__
+from fastpipe._formats import infer_features as infer_features
 from fastpipe._reader.reader import Reader as Reader
 from fastpipe._reader.rebatch import Rebatcher as Rebatcher
 from fastpipe._tables import from_arrays as from_arrays
 from fastpipe._tables import from_arrow as from_arrow
-from fastpipe.avro import infer_features as infer_features
 from fastpipe.avro import read_avro as read_avro
 from fastpipe.avro import write_avro as write_avro
 from fastpipe.batch import Masked as Masked

@@ -124,6 +124,8 @@ def _path(item: object) -> str | os.PathLike[str]:
 
 def _contents(item: Any, number: int) -> Contents | None:
     """Returns the contents of a buffer or file object; None for other types."""
+    if isinstance(item, Contents):
+        return item
     if isinstance(item, str | os.PathLike):
         return None
     name = f"<{type(item).__name__} #{number}>"

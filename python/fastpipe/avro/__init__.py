@@ -1,11 +1,11 @@
-"""Avro container files: reading, writing, inspection and feature inference."""
+"""Avro container files: reading, writing and inspection."""
 
 from __future__ import annotations
 
 from fastpipe._locations import AvroLocation
 from fastpipe.avro._file import AvroFile
 from fastpipe.avro._messages import MessageDecoder, decode_messages
-from fastpipe.avro._reading import infer_features, read_avro
+from fastpipe.avro._reading import read_avro
 from fastpipe.avro._writing import WrittenFile, write_avro
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "MessageDecoder",
     "WrittenFile",
     "decode_messages",
-    "infer_features",
     "read_avro",
     "write_avro",
 ]

@@ -9,7 +9,6 @@ from typing import Any, Self, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import column_names
 from fastpipe._fastpipe import AvroDataset
 from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
@@ -249,6 +248,24 @@ def read_avro(
     When rows are shuffled, `shuffle_buffer` defaults to the rows of 16 batches or of 64 average blocks, the larger of
     the two.
 
+    Features are inferred from the types and nulls of the first file's schema or the reader's schema. Nullable fields
+    are masked. Records with exactly the fields `indices0`, `indices1`, ... and `values` are sparse. For recursive
+    records, only the outermost level is inferred. Partition columns follow the columns of the schema.
+
+    Dates, times and timestamps are `datetime64` or `timedelta64` of their unit. Decimals of up to 18 digits are int64
+    with their `scale`, and larger decimals float64. Durations are months, days and milliseconds: uint32 of shape (3,).
+    UUIDs are strings, or 16 bytes if the file stores bytes.
+
+    A union of numbers is int64, or float64 if it contains a float, which rounds integers above 2**53. Any other union
+    `f` has a column `f`: the index of the value's type in the union (`Reader.symbols` names the types). Each type also
+    has a column `f:type`, which is null if the value has another type. Records, enums and fixed types appear under
+    their names.
+
+    A schema doesn't contain the lengths of arrays, so fastpipe samples the data: all of it up to 16 MiB, otherwise 64
+    blocks spread over it. A dimension is fixed if at least 16 arrays all have the same length; only the 31 innermost
+    dimensions can be fixed. If later data has another length, `ShapeError` is raised; use `RaggedSpec` then. Damaged
+    blocks are skipped, with a warning to the logger `fastpipe`.
+
     Args:
         source: A path, a glob (`"data/*.avro"`), a directory (all `*.avro` files below it), a contiguous buffer with
             the bytes of a file, a binary file object, which is read immediately to its end, or a list of these.
@@ -257,10 +274,10 @@ def read_avro(
         features: The spec of each feature to read, by name. Dots name the fields of nested records (`user.age`), and
             the `keys` and `values` of maps (`scores.keys`). The items of arrays add nothing to the name. If the schema
             is not a record, its only feature is `value`. A spec's `field` can set the path instead, so that several
-            features can read one field. `infer_features` describes the names of unions of several types.
+            features can read one field.
         columns: The names of inferred features to read, instead of `features`: a list, or one name as a string. A name
-            includes everything nested in it. By default, all features that `infer_features` finds are read. Other
-            fields are skipped without being decoded.
+            includes everything nested in it. By default, all inferred features are read. Other fields are skipped
+            without being decoded.
         overrides: Specs that replace the inferred specs of some of these features, by name. The name of an array of
             records that is read as a bag replaces all features nested in it. Files are opened twice then: to infer the
             features, and to read them. Not allowed with `features`. Defaults to None: all specs are inferred.
@@ -326,79 +343,3 @@ def read_avro(
         wanted = request.changed(data.features, data.left_out)
         data = AvroData(files, wanted, index_cache, resolution=resolution, hive=hive)
     return settings.reader(data)
-
-
-def infer_features(
-    source: Source,
-    *,
-    columns: str | Sequence[str] | None = None,
-    index_cache: IndexCache = None,
-    reader_schema: ReaderSchema = None,
-    logical_types: bool = True,
-    on_unsupported: Unsupported = "warn",
-    partitioning: Partitioning = "hive",
-) -> Features:
-    """Infers the features of Avro files. Printing the result gives Python code that you can paste.
-
-    Types and nulls come from the first file's schema or the reader's schema. Nullable fields are masked. Records with
-    exactly the fields `indices0`, `indices1`, ... and `values` are sparse. For recursive records, only the outermost
-    level is inferred.
-
-    Dates, times and timestamps are `datetime64` or `timedelta64` of their unit. Decimals of up to 18 digits are int64
-    with their `scale`, and larger decimals float64. Durations are months, days and milliseconds: uint32 of shape (3,).
-    UUIDs are strings, or 16 bytes if the file stores bytes.
-
-    A union of numbers is int64, or float64 if it contains a float, which rounds integers above 2**53. Any other union
-    `f` has a column `f`: the index of the value's type in the union (`Reader.categories` has the types). Each type also
-    has a column `f:type`, which is null if the value has another type. Records, enums and fixed types appear under
-    their names.
-
-    A schema doesn't contain the lengths of arrays, so fastpipe samples the data: all of it up to 16 MiB, otherwise 64
-    blocks spread over it. A dimension is fixed if at least 16 arrays all have the same length; only the 31 innermost
-    dimensions can be fixed. If later data has another length, `ShapeError` is raised; use `RaggedSpec` then. Damaged
-    blocks are skipped, with a warning to the logger `fastpipe`.
-
-    Args:
-        source: A path, a glob, a directory, a contiguous buffer with the bytes of a file, a binary file object, or a
-            list of these. Directories and globs skip names that begin with `_` or `.`, and also empty files, with a
-            warning.
-        columns: The columns to infer: a list of at least one name, or one name as a string. A name includes everything
-            nested in it. Defaults to None: all columns.
-        index_cache: A directory that keeps the offsets of all blocks, so that files open faster the next time, or True
-            for a directory in the user's cache directory. An index is rebuilt if its file has changed. Defaults to
-            None: no cache.
-        reader_schema: A schema to which the schemas of all files are resolved: JSON text, parsed JSON, or the path of a
-            file. "union" merges the schemas of all files. By default, the first file's schema is used.
-        logical_types: Whether to infer dates, times, decimals, UUIDs and durations as such. Defaults to True.
-        on_unsupported: "warn" (the default), "error" or "ignore": what to do with columns of unsupported types.
-        partitioning: "hive" (the default) infers columns from folders named like `year=2026`; None ignores the names of
-            folders.
-
-    Returns:
-        Specs by feature name, in schema order, followed by the partition columns.
-
-    Raises:
-        UnsupportedError: If a named column, or with `on_unsupported="error"` any column, has an unsupported type: a
-            recursive record or types nested too deeply. The message explains how to request single fields in
-            `features`.
-        LimitError: If the schema has too many columns to infer, or is nested too deeply.
-        TypeError: If an argument has the wrong type.
-        ValueError: If `columns` is empty.
-        FastpipeError: If the files can't be read; `read_avro` lists the errors.
-
-    Example:
-        >>> import fastpipe
-        >>> fastpipe.infer_features("data/*.avro", columns=["user_embedding", "country"])
-        {
-            "user_embedding": fastpipe.DenseSpec((64,), "float32"),
-            "country": fastpipe.DenseSpec((), "string", on_null="mask"),
-        }
-    """
-    chosen = column_names(columns)
-    resolution = Resolution.of(reader_schema, logical_types)
-    hive = checked_partitioning(partitioning)
-    tell_left_out({}, on_unsupported)
-    data = AvroData.inferring(opened(source), chosen, index_cache, resolution, hive=hive)
-    tell_left_out(data.left_out, on_unsupported)
-    tell_later(*data.later_columns)
-    return data.features

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastpipe._fastpipe import __version__
 from fastpipe._files._index_cache import user_cache_directory
+from fastpipe._formats import AVRO
 from fastpipe._text import clean, plural, shorten, size_text, table
 from fastpipe.cli import _bench, _convert, _formats, _index, _inspect, _ledger, _shuffle
 from fastpipe.cli._inspect import FileSummary, batch_rows, rows_text
@@ -161,7 +162,7 @@ def _inspect_files(arguments: argparse.Namespace) -> int:
     summaries = [_inspect.summarize(path, format_) for path in files]
     groups = _inspect.by_schema(summaries)
     # Only files with the same schema can be read together, and broken files would make it fail.
-    alike = groups[0] if groups else [] if format_ is _formats.AVRO else summaries
+    alike = groups[0] if groups else [] if format_ is AVRO else summaries
     sound = [summary.path for summary in alike if summary.error is None]
     found = _inspect.infer_readable(sound, format_) if sound else None
     if arguments.json:
@@ -267,7 +268,7 @@ def _files_section(summaries: list[FileSummary], width: int) -> str:
     )
     format_ = summaries[0].format
     header = ["file", "size", format_.units, format_.rows, "codec", "compression", "state"]
-    if format_ is not _formats.AVRO:
+    if format_ is not AVRO:
         # Codecs of other formats aren't read, so these columns would be empty.
         header, rows = [*header[:4], header[6]], [[*cells[:4], cells[6]] for cells in rows]
     text = table(header, rows, width, right=(1, 2, 3, 5), keep_end=(0,))

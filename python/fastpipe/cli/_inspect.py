@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe._formats import AVRO, FileFormat
 from fastpipe._reader.sampling import counts_of
 from fastpipe._text import clean, shorten, table, text_width
 from fastpipe.avro import AvroFile
 from fastpipe.avro._reading import AvroData
 from fastpipe.avro._schemas import Field, schema_fields
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
-from fastpipe.cli._formats import AVRO, FileFormat
 from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, UnsupportedError
 from fastpipe.specs import Features
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from fastpipe._formats import AVRO, FileFormat
 from fastpipe._reader.ordering import Ordering
 from fastpipe._text import size_text, table
 from fastpipe.avro import AvroFile
-from fastpipe.cli._formats import AVRO, FileFormat, found
+from fastpipe.cli._formats import found
 from fastpipe.errors import FastpipeError
 from fastpipe.statistics._shuffle_report import Measure, ShuffleReport, number, score, share, shuffle_report
 

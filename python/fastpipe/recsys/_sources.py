@@ -14,7 +14,7 @@ from fastpipe._files._in_memory_files import opened
 from fastpipe._files._paths import Paths, expand
 from fastpipe._reader.options import Settings
 from fastpipe._reader.reader import Reader
-from fastpipe.avro import infer_features, read_avro
+from fastpipe.avro import read_avro
 from fastpipe.batch import Masked, Strings
 from fastpipe.csv._reading import DEFAULT_DIALECT, CsvData, read_csv
 from fastpipe.errors import (
@@ -107,7 +107,7 @@ def _reader(files: list[str], names: Columns) -> Reader:
 def _scalar_spec(files: list[str], name: str, word: str, wanted: str) -> DenseSpec:
     """Returns the spec of a column with one value per record."""
     try:
-        found = infer_features(files, columns=name, logical_types=False)
+        found = read_avro(files, columns=name, batch_size=1, logical_types=False).features
     except UnsupportedError as error:
         raise _no_column(error.path, name, wanted) from None
     if any(other.startswith(f"{name}:") for other in found):

@@ -1,0 +1,176 @@
+"""File formats and their readers. A format is detected from the file name, or else from the first bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from fastpipe._arguments import shown
+from fastpipe._files._in_memory_files import Contents, Source, opened
+from fastpipe._files._paths import Suffixes
+from fastpipe._reader.reader import Reader
+from fastpipe.avro import read_avro
+from fastpipe.csv import read_csv
+from fastpipe.errors import UnsupportedError
+from fastpipe.specs import Features
+from fastpipe.units import read_arrow, read_parquet
+
+
+class FileFormat(NamedTuple):
+    """A file format that fastpipe can read.
+
+    Attributes:
+        name: Name in JSON output.
+        title: Name in messages.
+        function: Function that creates a reader of such files.
+        suffixes: File name suffixes. All suffixes in one tuple are matched together when a directory is listed.
+        magic: First bytes of such files, or None if the format has no magic bytes.
+        options: Extra arguments of `function`.
+        rows: Term of the format for rows.
+        units: Term of the format for the parts of a file.
+    """
+
+    name: str
+    title: str
+    function: Callable[..., Reader]
+    suffixes: tuple[str | tuple[str, ...], ...]
+    magic: bytes | None
+    options: Mapping[str, Any] = MappingProxyType({})
+    rows: str = "rows"
+    units: str = "units"
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """All suffixes of the format."""
+        return tuple(end for ends in self.suffixes for end in ([ends] if isinstance(ends, str) else ends))
+
+    def read(self, files: Sequence[str | Contents], **options: Any) -> Reader:
+        """Returns a reader of such files."""
+        return self.function(files, **{**self.options, **options})
+
+
+AVRO = FileFormat("avro", "Avro", read_avro, (".avro",), b"Obj\x01", rows="records", units="blocks")
+FORMATS = (
+    AVRO,
+    FileFormat("parquet", "Parquet", read_parquet, (".parquet", ".pq"), b"PAR1", units="row groups"),
+    FileFormat("arrow", "Arrow", read_arrow, (".arrow", ".feather", ".ipc"), b"ARROW1", units="record batches"),
+    FileFormat("csv", "CSV", read_csv, ((".csv", ".csv.gz", ".csv.zst"),), None, units="chunks"),
+    FileFormat(
+        "tsv",
+        "CSV with tabs",
+        read_csv,
+        ((".tsv", ".tsv.gz", ".tsv.zst"),),
+        None,
+        MappingProxyType({"delimiter": "\t"}),
+        units="chunks",
+    ),
+)
+_LONGEST_MAGIC = max(len(each.magic or b"") for each in FORMATS)
+
+
+SUFFIXES: Suffixes = tuple(end for each in FORMATS for end in each.suffixes)
+# What to do about a file without a format, on the command line.
+RENAME = f"Give it a name that ends in one of {', '.join(end for each in FORMATS for end in each.ends)}"
+
+
+def format_of(files: Sequence[str | Contents], advice: str) -> FileFormat:
+    """Returns the format that all files have.
+
+    Args:
+        files: Paths of files, and files in memory.
+        advice: What to do about a file whose format can't be detected, for the message.
+
+    Raises:
+        UnsupportedError: If the format of a file can't be detected, or if the files have several formats.
+    """
+    firsts: dict[str, tuple[FileFormat, str]] = {}
+    for file in files:
+        format_ = _format_of(file, advice)
+        firsts.setdefault(format_.name, (format_, str(file)))
+    if len(firsts) > 1:
+        listed = ", ".join(f"{format_.title} ({path})" for format_, path in firsts.values())
+        raise UnsupportedError(f"the files have several formats: {listed}. Pass files of one format")
+    return next(iter(firsts.values()))[0]
+
+
+def _format_of(file: str | Contents, advice: str) -> FileFormat:
+    if isinstance(file, Contents):
+        start, signs = file.whole[file.start : min(file.start + _LONGEST_MAGIC, file.stop)], "its first bytes"
+    else:
+        by_name = [each for each in FORMATS if file.endswith(each.ends)]
+        if by_name:
+            return by_name[0]
+        try:
+            with open(file, "rb") as opened_file:
+                start, signs = opened_file.read(_LONGEST_MAGIC), "its name or its first bytes"
+        except OSError:
+            # The reader will report why the file can't be opened.
+            return AVRO
+    by_start = [each for each in FORMATS if each.magic is not None and start.startswith(each.magic)]
+    if by_start:
+        return by_start[0]
+    raise UnsupportedError(f"cannot detect the format of {file} from {signs}. {advice}", path=str(file))
+
+
+_READER = (
+    "Create a reader instead, for example with read_csv, read_sql, read_units, from_arrow or from_arrays, and use "
+    "reader.features"
+)
+
+
+def infer_features(source: Source, *, columns: str | Sequence[str] | None = None, **options: Any) -> Features:
+    """Infers the features of Avro, CSV, Parquet or Arrow files. Printing the result gives Python code to paste.
+
+    The result equals the `features` of the reader that the function for the format returns: `read_avro`, `read_csv`,
+    `read_parquet` or `read_arrow`. Their pages describe what is inferred. For other sources, such as tables and
+    queries, create a reader and use its `features`.
+
+    The file name determines the format: `.avro`; `.csv` and `.tsv` (with tabs), also with `.gz` or `.zst`; `.parquet`
+    and `.pq`; `.arrow`, `.feather` and `.ipc`. The first bytes of files with other names, and of files in memory,
+    determine whether the format is Avro, Parquet or Arrow. From a directory, the files of the first of these formats
+    that it contains are read.
+
+    Args:
+        source: A path, a glob, a directory, or a list of these, all of one format. For Avro files also a contiguous
+            buffer with the bytes of a file, or a binary file object. Directories and globs skip names that begin with
+            `_` or `.`, and also empty files, with a warning.
+        columns: The columns to infer: a list of at least one name, or one name as a string. A name includes everything
+            nested in it. Defaults to None: all columns.
+        **options: Other arguments of the function for the format, such as `reader_schema` of `read_avro`, `null_values`
+            of `read_csv` or `partitioning` of `read_parquet`.
+
+    Returns:
+        Specs by feature name, in the order of the files' columns.
+
+    Raises:
+        UnsupportedError: If the format can't be detected, or if the files have several formats, or a requested column
+            has a type that isn't supported.
+        TypeError: If an argument has the wrong type, or the function for the format has no such argument.
+        ValueError: If `columns` is empty.
+        FastpipeError: If the files can't be read. The page of the function for the format lists the errors.
+
+    Example:
+        >>> import fastpipe
+        >>> fastpipe.infer_features("data/*.avro", columns=["user_embedding", "country"])
+        {
+            "user_embedding": fastpipe.DenseSpec((64,), "float32"),
+            "country": fastpipe.DenseSpec((), "string", on_null="mask"),
+        }
+        >>> fastpipe.infer_features("rides.csv") == fastpipe.read_csv("rides.csv", batch_size=1).features
+        True
+    """
+    # A mapping is an iterable of strings, which would be taken for paths.
+    if isinstance(source, Mapping) or hasattr(source, "__arrow_c_stream__") or "filesystem" in options:
+        what = "local files" if "filesystem" in options else f"files; got {shown(source)}"
+        raise TypeError(f"source must be {what}. {_READER}")
+    try:
+        files = opened(source, SUFFIXES)
+    except TypeError as error:
+        raise TypeError(f"{error}. {_READER}") from None
+    format_ = format_of(files, _READER)
+    if format_ is not AVRO and (held := [file for file in files if isinstance(file, Contents)]):
+        reason = f"{format_.title} files in memory are not supported: write the data to a file, and pass its path"
+        raise UnsupportedError(f"{reason} (source {held[0]})", reason=reason)
+    with format_.read(files, columns=columns, **{"batch_size": 1} | options) as reader:
+        return reader.features
