@@ -231,11 +231,6 @@ fn compressed(blocks: Vec<Block>, settings: Settings) -> Result<Vec<Block>> {
     let places = places
         .into_iter()
         .map(|place| place.into_inner().unwrap_or_else(PoisonError::into_inner).1);
-    let missing = || {
-        Err(Error::new(
-            ErrorKind::Internal,
-            "internal error: a block was left uncompressed; please report it",
-        ))
-    };
+    let missing = || Err(Error::new(ErrorKind::Internal, "a block was left uncompressed"));
     places.map(|done| done.unwrap_or_else(missing)).collect()
 }

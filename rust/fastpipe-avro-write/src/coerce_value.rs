@@ -93,10 +93,9 @@ pub(crate) fn coerce_value(leaf: &Leaf<'_>, array: &ArrayRef) -> Result<ArrayRef
         Type::Duration if matches!(found, D::Interval(_)) => Ok(array.clone()),
         Type::Duration if is_binary(found) || matches!(found, D::FixedSizeBinary(_)) => leaf.fixed(array, 12),
         Type::Duration => Err(misfit(array, "durations of months, days and milliseconds", leaf.path)),
-        Type::Array(_) | Type::Map(_) | Type::Record(_) | Type::Refused(_) => Err(Error::new(
-            ErrorKind::Internal,
-            "internal error: a type with components is not a leaf; please report it",
-        )),
+        Type::Array(_) | Type::Map(_) | Type::Record(_) | Type::Refused(_) => {
+            Err(Error::new(ErrorKind::Internal, "a type with components is not a leaf"))
+        }
     }
 }
 

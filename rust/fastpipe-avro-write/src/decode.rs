@@ -66,12 +66,8 @@ impl Columns {
             .zip(encoded.columns())
             .map(|((field, target), column)| {
                 let column = column.as_binary_opt::<i64>();
-                let column = column.ok_or_else(|| {
-                    Error::new(
-                        ErrorKind::Internal,
-                        "internal error: encoded values are large binary; please report it",
-                    )
-                })?;
+                let column =
+                    column.ok_or_else(|| Error::new(ErrorKind::Internal, "encoded values are large binary"))?;
                 let mut values = Values::new(&target.ty);
                 let mut valid = NullBufferBuilder::new(column.len());
                 let mut empty_left = MOST_EMPTY_ITEMS;
@@ -100,10 +96,7 @@ impl Columns {
 const ROOT: &str = "value";
 
 fn internal(error: &ArrowError) -> Error {
-    Error::new(
-        ErrorKind::Internal,
-        format!("internal error: Arrow data can't be created: {error}; please report it"),
-    )
+    Error::new(ErrorKind::Internal, format!("Arrow data can't be created: {error}"))
 }
 
 /// Returns the type at a path, and whether a record on the path may be null.

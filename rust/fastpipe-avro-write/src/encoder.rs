@@ -105,10 +105,7 @@ impl<W: Write> Encoder<W> {
             self.rows = Some((Arc::new(schema), made.map_err(|error| unencoded(&error))?));
         }
         let Some((schema, encoder)) = &mut self.rows else {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "internal error: the encoder of rows is missing; please report it",
-            ));
+            return Err(Error::new(ErrorKind::Internal, "the encoder of rows is missing"));
         };
         let batch = RecordBatch::try_new_with_options(schema.clone(), arrays, &options);
         let batch = batch.map_err(|error| unencoded(&error))?;
@@ -198,6 +195,6 @@ fn stored(target: &NullableType, array: &DataType, names: &mut u32) -> Result<Va
 fn unexpected(array: &DataType) -> Error {
     Error::new(
         ErrorKind::Internal,
-        format!("internal error: an array of type {array} wasn't converted to the schema; please report it"),
+        format!("an array of type {array} wasn't converted to the schema"),
     )
 }

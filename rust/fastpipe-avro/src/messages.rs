@@ -157,7 +157,7 @@ impl MessageSchemas {
         let mut number = first;
         for run in messages.chunk_by(|a, b| a.schema == b.schema) {
             let plan = self.plans.get(run[0].schema).ok_or_else(|| {
-                let reason = "internal error: a message names a schema that was not compiled; please report it";
+                let reason = "a message names a schema that was not compiled";
                 Error::new(ErrorKind::Internal, reason)
             })?;
             let run_of = Datums {

@@ -249,7 +249,7 @@ fn present(column: &Column, value: &Scalar) -> Result<Vec<Emit>> {
         (ValueParts::Text { .. }, _) => {
             return Err(Error::new(
                 ErrorKind::Internal,
-                "internal error: a column of text has a folder of another type; please report it",
+                "a column of text has a folder of another type",
             ));
         }
     }

@@ -246,10 +246,7 @@ impl Order {
 
 #[cold]
 fn lost() -> Error {
-    Error::new(
-        ErrorKind::Internal,
-        "internal error: no task wrote one of the rows of a batch; please report it",
-    )
+    Error::new(ErrorKind::Internal, "no task wrote one of the rows of a batch")
 }
 
 #[cfg(test)]

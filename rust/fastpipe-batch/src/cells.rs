@@ -142,7 +142,7 @@ impl<'s> Columns<'s> {
         if self.written != self.cells.len() {
             return Err(Error::new(
                 ErrorKind::Internal,
-                "internal error: a source left a part of some rows unwritten; please report it",
+                "a source left a part of some rows unwritten",
             ));
         }
         *self.ended += self.rows;

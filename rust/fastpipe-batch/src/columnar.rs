@@ -90,7 +90,7 @@ impl ColumnarRows<'_, '_> {
         if self.failed || !self.asked.iter().all(|&asked| asked) {
             return Err(Error::new(
                 ErrorKind::Internal,
-                "internal error: a source left a part of some rows unwritten; please report it",
+                "a source left a part of some rows unwritten",
             ));
         }
         self.sink.end_by_part(self.slots.len());

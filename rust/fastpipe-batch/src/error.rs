@@ -35,7 +35,7 @@ pub enum ErrorKind {
     Raised,
     /// The pass was closed during a blocking call.
     Closed,
-    /// A bug in fastpipe.
+    /// A bug in fastpipe. Its text begins with "internal error:" and asks for a report; the reason contains neither.
     Internal,
 }
 
@@ -334,7 +334,10 @@ impl fmt::Display for Error {
             let short = shorten(feature, MAX_FEATURE);
             write!(f, "feature '{}': ", short.as_deref().unwrap_or(feature))?;
         }
-        write!(f, "{}{at}", self.0.reason)
+        match self.0.kind {
+            ErrorKind::Internal => write!(f, "internal error: {}; please report it{at}", self.0.reason),
+            _ => write!(f, "{}{at}", self.0.reason),
+        }
     }
 }
 
@@ -404,6 +407,13 @@ mod tests {
             e.to_string()["feature 'x': expected 3 items, found 4".len()..]
         );
         assert_eq!(Location::default().to_string(), "");
+        let bug = Error::new(ErrorKind::Internal, "no task wrote a row")
+            .at_path("a.avro")
+            .at_feature("x");
+        assert_eq!(
+            bug.to_string(),
+            "feature 'x': internal error: no task wrote a row; please report it (file a.avro)"
+        );
         assert_eq!(size_of::<Result<(), Error>>(), size_of::<usize>());
     }
 

@@ -106,7 +106,7 @@ impl Rows {
         let filled = self.filled.into_inner();
         if filled != self.rows {
             let reason = format!(
-                "internal error: a batch of {} rows was completed with only {filled} rows filled; please report it",
+                "a batch of {} rows was completed with only {filled} rows filled",
                 self.rows
             );
             return Err(Error::new(ErrorKind::Internal, reason));

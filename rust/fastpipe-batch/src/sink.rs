@@ -393,7 +393,7 @@ impl<'a> Sink<'a> {
         if !(full && self.begun) {
             return Err(Error::new(
                 ErrorKind::Internal,
-                "internal error: a source left a part of a row unwritten; please report it",
+                "a source left a part of a row unwritten",
             ));
         }
         self.begun = false;

@@ -259,8 +259,7 @@ pub trait Source: Send + Sync + 'static {
     /// it at once, but at most one per unit. Before the fetch, [`UnitInfo::held`] is an estimate of the unit's memory.
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched, Error> {
         let _ = cancelled;
-        let reason =
-            format!("internal error: cannot fetch unit {unit}: the source does not support fetching; please report it");
+        let reason = format!("cannot fetch unit {unit}: the source does not support fetching");
         Err(Error::new(ErrorKind::Internal, reason))
     }
 
@@ -319,7 +318,7 @@ pub fn own_units<'u, U: Unit>(units: &[&'u dyn Unit]) -> Result<Vec<&'u U>, Erro
     let mut own = try_with_capacity(units.len(), "the units of a batch")?;
     for &unit in units {
         let Some(unit) = (unit as &dyn Any).downcast_ref() else {
-            let reason = "internal error: a source received a unit that it did not open; please report it";
+            let reason = "a source received a unit that it did not open";
             return Err(Error::new(ErrorKind::Internal, reason));
         };
         own.push(unit);

@@ -44,7 +44,7 @@ impl From<Overflow> for Error {
         match overflow {
             Overflow::Row => Error::new(
                 ErrorKind::Internal,
-                "internal error: a source wrote more values to a row than its columns hold; please report it",
+                "a source wrote more values to a row than its columns hold",
             ),
             Overflow::Memory => Error::new(
                 ErrorKind::OutOfMemory,

@@ -268,12 +268,7 @@ impl Binding {
     /// Removes the items of the innermost lists that have no index in the vocabulary. `items` is the number of items.
     fn without_unknown(mut self, items: usize, dtype: DType) -> Result<Binding, Error> {
         const WHAT: &str = "the indices of a vocabulary";
-        let lost = || {
-            Error::new(
-                ErrorKind::Internal,
-                "internal error: a list has fewer items than declared; please report it",
-            )
-        };
+        let lost = || Error::new(ErrorKind::Internal, "a list has fewer items than declared");
         let Some(level) = self.levels.pop() else {
             return Ok(self);
         };

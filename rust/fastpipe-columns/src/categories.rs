@@ -104,7 +104,7 @@ fn text(texts: &Values, i: usize) -> Result<&str> {
     text.ok_or_else(|| {
         Error::new(
             ErrorKind::Internal,
-            "internal error: a dictionary has fewer values than declared, or a value isn't text; please report it",
+            "a dictionary has fewer values than declared, or a value isn't text",
         )
     })
 }

@@ -69,12 +69,7 @@ fn decimal_type(dtype: DType, scale: i8) -> Option<DataType> {
 
 fn leaf_type(leaf: Leaf, scale: Option<i8>) -> Result<DataType> {
     if let (Leaf::Fixed(dtype), Some(scale)) = (leaf, scale) {
-        let none = || {
-            Error::new(
-                ErrorKind::Internal,
-                format!("internal error: {dtype} cannot represent decimals; please report it"),
-            )
-        };
+        let none = || Error::new(ErrorKind::Internal, format!("{dtype} cannot represent decimals"));
         return decimal_type(dtype, scale).ok_or_else(none);
     }
     match leaf {
@@ -149,7 +144,7 @@ pub fn to_record_batch(
     batch.map_err(|error| {
         Error::new(
             ErrorKind::Internal,
-            format!("internal error: a batch doesn't fit its Arrow schema: {error}; please report it"),
+            format!("a batch doesn't fit its Arrow schema: {error}"),
         )
     })
 }
@@ -172,10 +167,7 @@ fn array(
 
 #[cold]
 fn unfit(what: &str) -> Error {
-    Error::new(
-        ErrorKind::Internal,
-        format!("internal error: {what} of a batch are inconsistent; please report it"),
-    )
+    Error::new(ErrorKind::Internal, format!("{what} of a batch are inconsistent"))
 }
 
 /// Checks that the numbers are offsets, which begin with 0 and end with `end`. Returns the number of ranges.

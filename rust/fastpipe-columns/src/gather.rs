@@ -415,10 +415,7 @@ fn is_elements(chunk: &Binding) -> bool {
 
 #[cold]
 pub(crate) fn lost() -> Error {
-    Error::new(
-        ErrorKind::Internal,
-        "internal error: a row was picked that isn't in its record batch; please report it",
-    )
+    Error::new(ErrorKind::Internal, "a row was picked that isn't in its record batch")
 }
 
 #[cold]

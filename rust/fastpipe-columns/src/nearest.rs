@@ -30,7 +30,7 @@ pub(crate) fn nearest(array: &ArrayRef, to: DType) -> Result<Buffer, Error> {
         }
         ref other => Err(Error::new(
             ErrorKind::Internal,
-            format!("internal error: expected a column of decimals, found {other}; please report it"),
+            format!("expected a column of decimals, found {other}"),
         )),
     }
 }
@@ -72,9 +72,7 @@ where
         }
         other => Err(Error::new(
             ErrorKind::Internal,
-            format!(
-                "internal error: cannot convert decimals to {other}, which is not a floating-point type; please report it"
-            ),
+            format!("cannot convert decimals to {other}, which is not a floating-point type"),
         )),
     }
 }

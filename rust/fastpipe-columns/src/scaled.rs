@@ -38,7 +38,7 @@ pub(crate) fn unscaled(
         DataType::UInt64 => of::<UInt64Type>(array, to, scale, |v| Some(i128::from(v))),
         other => Err(Error::new(
             ErrorKind::Internal,
-            format!("internal error: expected a column of decimals, found {other}; please report it"),
+            format!("expected a column of decimals, found {other}"),
         )),
     }
 }
@@ -51,12 +51,7 @@ fn of<P: ArrowPrimitiveType>(
 ) -> Result<(Buffer, Option<BooleanBuffer>), Error> {
     let own = types::scale(array.data_type()).unwrap_or(0);
     let places = u32::try_from(i16::from(scale) - i16::from(own));
-    let places = places.map_err(|_| {
-        Error::new(
-            ErrorKind::Internal,
-            "internal error: decimals would be rounded; please report it",
-        )
-    })?;
+    let places = places.map_err(|_| Error::new(ErrorKind::Internal, "decimals would be rounded"))?;
     let array = array.as_primitive::<P>();
     // If the factor exceeds 128 bits, only 0 fits.
     let factor = 10i128.checked_pow(places);
@@ -82,9 +77,7 @@ fn of<P: ArrowPrimitiveType>(
         DType::U64 => integers(array, exact, |v| u64::try_from(v).ok()),
         other => Err(Error::new(
             ErrorKind::Internal,
-            format!(
-                "internal error: cannot convert decimals to {other}, which is not an integer type; please report it"
-            ),
+            format!("cannot convert decimals to {other}, which is not an integer type"),
         )),
     }
 }

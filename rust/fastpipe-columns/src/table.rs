@@ -44,7 +44,7 @@ pub(crate) struct OpenRows {
 fn missing(record: u32) -> Error {
     Error::new(
         ErrorKind::Internal,
-        format!("internal error: record {record} was picked that isn't in its unit; please report it"),
+        format!("record {record} was picked that isn't in its unit"),
     )
 }
 

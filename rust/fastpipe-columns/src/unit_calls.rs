@@ -64,7 +64,7 @@ impl Drop for UnitCall {
         if answer.is_none() && Arc::strong_count(&self.0) > 1 {
             *answer = Some(Err(Error::new(
                 ErrorKind::Internal,
-                "internal error: a call was dropped without an answer; please report it",
+                "a call was dropped without an answer",
             )));
             self.0.answered.notify_all();
         }

@@ -290,18 +290,10 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
 
     fn open(&self, unit: u64, pass: Pass, fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
         let Fetched::Other { what, held } = fetched else {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "internal error: a unit was opened that wasn't fetched; please report it",
-            ));
+            return Err(Error::new(ErrorKind::Internal, "a unit was opened that wasn't fetched"));
         };
         let batches = what.downcast::<Vec<RecordBatch>>();
-        let batches = batches.map_err(|_| {
-            Error::new(
-                ErrorKind::Internal,
-                "internal error: a unit was fetched as another type; please report it",
-            )
-        })?;
+        let batches = batches.map_err(|_| Error::new(ErrorKind::Internal, "a unit was fetched as another type"))?;
         self.columns.check(&batches)?;
         let chunks = self.columns.bind(&batches)?;
         let held = held + chunks.bytes;

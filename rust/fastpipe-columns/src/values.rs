@@ -108,10 +108,7 @@ fn viewed<'a>(view: &'a [u8; 16], buffers: &'a [Buffer]) -> Option<&'a [u8]> {
 
 #[cold]
 pub(crate) fn internal(what: &str, array: &dyn Array) -> Error {
-    let reason = format!(
-        "internal error: expected {what} in a column, found {}; please report it",
-        array.data_type()
-    );
+    let reason = format!("expected {what} in a column, found {}", array.data_type());
     Error::new(ErrorKind::Internal, reason)
 }
 

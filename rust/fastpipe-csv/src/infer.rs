@@ -165,10 +165,7 @@ impl Evidence<'_> {
     /// [`ErrorKind::Internal`] if the unit belongs to another source.
     pub fn observe(&mut self, unit: &dyn Unit, rows: u32) -> Result<()> {
         let Some(unit) = (unit as &dyn Any).downcast_ref::<Rows>() else {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "internal error: a unit of another source was observed; please report it",
-            ));
+            return Err(Error::new(ErrorKind::Internal, "a unit of another source was observed"));
         };
         let names = unit.program.names.iter();
         let numbers: Vec<Option<usize>> = names.map(|name| self.numbers.get(name).copied()).collect();

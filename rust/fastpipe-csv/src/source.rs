@@ -177,11 +177,7 @@ impl Source for CsvSource {
         let stretch = self.stretches[unit as usize];
         let data = fetched.into_bytes();
         if data.len() != stretch.len as usize {
-            let reason = format!(
-                "internal error: a chunk of {} bytes was read as {} bytes; please report it",
-                stretch.len,
-                data.len()
-            );
+            let reason = format!("a chunk of {} bytes was read as {} bytes", stretch.len, data.len());
             return Err(Error::new(ErrorKind::Internal, reason));
         }
         Ok(Box::new(Rows {

@@ -144,12 +144,7 @@ impl Source for CompressedCsv {
 
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
         let range = self.source.describe(unit).range;
-        let range = range.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Internal,
-                "internal error: a chunk without bytes; please report it",
-            )
-        })?;
+        let range = range.ok_or_else(|| Error::new(ErrorKind::Internal, "a chunk without bytes"))?;
         self.texts.read(range, cancelled).map(Fetched::Bytes)
     }
 

@@ -66,10 +66,7 @@ impl Fetch {
             State::Under(_) => None,
         };
         taken.unwrap_or_else(|| {
-            let reason = format!(
-                "internal error: unit {} was opened twice, or before it was fetched; please report it",
-                self.unit
-            );
+            let reason = format!("unit {} was opened twice, or before it was fetched", self.unit);
             Err(Error::new(ErrorKind::Internal, reason))
         })
     }

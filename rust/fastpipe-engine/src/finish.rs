@@ -43,7 +43,7 @@ impl PassContext {
         let (Some(rows), Some(info)) = (rows, outputs.info.take()) else {
             return Err(Error::new(
                 ErrorKind::Internal,
-                "internal error: a batch was delivered while it was being written; please report it",
+                "a batch was delivered while it was being written",
             ));
         };
         let columns = &self.config.source().facts().columns;

@@ -10,5 +10,5 @@ pub fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
         .map(|s| (*s).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_default();
-    Error::new(ErrorKind::Internal, format!("internal error: {text}; please report it"))
+    Error::new(ErrorKind::Internal, text)
 }

@@ -175,10 +175,7 @@ impl Files {
 
     fn open_file(&self, number: usize) -> Result<LocalFile> {
         let path = self.paths.get(number).ok_or_else(|| {
-            let reason = format!(
-                "internal error: unknown file {number} of {}; please report it",
-                self.paths.len()
-            );
+            let reason = format!("unknown file {number} of {}", self.paths.len());
             Error::new(ErrorKind::Internal, reason)
         })?;
         LocalFile::of(path, self.contents.get(number).and_then(Option::as_ref))

@@ -173,7 +173,7 @@ pub(crate) fn lost(py: Python<'_>, error: &PyErr) -> Error {
             "out of memory: Python could not allocate the arrays of a batch; release batches, or read smaller ones";
         Error::new(ErrorKind::OutOfMemory, reason)
     } else {
-        Error::new(ErrorKind::Internal, format!("a batch could not be delivered: {error}"))
+        Error::new(ErrorKind::Raised, format!("a batch could not be delivered: {error}"))
     }
 }
 

@@ -115,12 +115,7 @@ pub fn lend(batches: Vec<Batch>, lender: &Arc<Lender>) -> Result<(Vec<u8>, Vec<u
 fn lend_slab(lender: &Arc<Lender>, slab: &Slab) -> Result<usize> {
     let memory = lender.arena().memory();
     let all = memory.start().addr().get()..memory.start().addr().get() + memory.len();
-    let nothing = || {
-        Error::new(
-            ErrorKind::Internal,
-            "internal error: a block of memory can't be shared; please report it",
-        )
-    };
+    let nothing = || Error::new(ErrorKind::Internal, "a block of memory can't be shared");
     if all.contains(&slab.as_ptr().addr()) {
         let offset = NonNull::new(slab.as_ptr()).and_then(|start| lender.lend(start));
         slab.detach();

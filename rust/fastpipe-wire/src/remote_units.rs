@@ -43,7 +43,7 @@ impl RemoteUnits {
 fn elsewhere() -> Error {
     Error::new(
         ErrorKind::Internal,
-        "internal error: units of other processes can't be read in this process; please report it",
+        "units of other processes can't be read in this process",
     )
 }
 

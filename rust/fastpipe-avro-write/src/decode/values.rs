@@ -198,10 +198,7 @@ impl Values {
                 *count += 1;
             }
             _ => {
-                return Err(Error::new(
-                    ErrorKind::Internal,
-                    "internal error: values of another type were expected; please report it",
-                ));
+                return Err(Error::new(ErrorKind::Internal, "values of another type were expected"));
             }
         }
         Ok(())
@@ -240,10 +237,7 @@ impl Values {
                 *count += 1;
             }
             _ => {
-                return Err(Error::new(
-                    ErrorKind::Internal,
-                    "internal error: values of another type were expected; please report it",
-                ));
+                return Err(Error::new(ErrorKind::Internal, "values of another type were expected"));
             }
         }
         Ok(())

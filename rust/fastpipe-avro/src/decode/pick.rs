@@ -145,7 +145,7 @@ fn pick_rows<'a>(
         let Some((start, end)) = indexed.span(record) else {
             return Err(failed(Error::new(
                 ErrorKind::Internal,
-                "internal error: a record was picked that isn't in its block; please report it",
+                "a record was picked that isn't in its block",
             )));
         };
         if !std::ptr::eq(plan, block.plan) {

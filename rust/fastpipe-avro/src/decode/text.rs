@@ -30,7 +30,7 @@ impl Texts {
 
 /// Returns the error for invalid text that is found to be valid when the records are decoded again.
 pub(super) fn not_found_again() -> Error {
-    let reason = "internal error: text of several records isn't UTF-8, but that of each is; please report it";
+    let reason = "text of several records isn't UTF-8, but that of each is";
     Error::new(ErrorKind::Internal, reason)
 }
 

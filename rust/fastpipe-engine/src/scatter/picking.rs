@@ -212,12 +212,7 @@ impl PassContext {
         if batch.missing.fetch_sub(1, Ordering::AcqRel) != 1 {
             return Ok(());
         }
-        let lost = || {
-            Err(Error::new(
-                ErrorKind::Internal,
-                "internal error: a unit was used before it was open; please report it",
-            ))
-        };
+        let lost = || Err(Error::new(ErrorKind::Internal, "a unit was used before it was open"));
         let units = batch
             .units
             .iter()

@@ -31,10 +31,7 @@ pub(crate) fn schema_of(
 }
 
 fn unexported(error: &ArrowError) -> Error {
-    Error::new(
-        ErrorKind::Internal,
-        format!("internal error: Arrow data can't be exported: {error}; please report it"),
-    )
+    Error::new(ErrorKind::Internal, format!("Arrow data can't be exported: {error}"))
 }
 
 /// Exports a schema or a type as a capsule.

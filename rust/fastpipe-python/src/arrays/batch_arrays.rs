@@ -37,7 +37,7 @@ pub(crate) fn load_numpy(py: Python<'_>) -> PyResult<()> {
         let error = panicked(&*panic);
         Err(match error.reason() {
             reason if reason.contains("KeyboardInterrupt") => PyKeyboardInterrupt::new_err(()),
-            reason => PyImportError::new_err(format!("NumPy can't be used: {reason}")),
+            _ => PyImportError::new_err(format!("NumPy can't be used: {error}")),
         })
     })
 }

@@ -276,12 +276,7 @@ impl Order {
         let plan = plan.map_err(unplanned).py(py)?;
         // A cursor that failed has released its memory and is not kept.
         *self.lookup.lock().unwrap_or_else(PoisonError::into_inner) = Some(cursor);
-        let missing = || {
-            Error::new(
-                ErrorKind::Internal,
-                "internal error: the order does not contain this batch; please report it",
-            )
-        };
+        let missing = || Error::new(ErrorKind::Internal, "the order does not contain this batch");
         plan.ok_or_else(missing).py(py)
     }
 

@@ -29,10 +29,7 @@ impl ReadUnit for Unread {
     }
 
     fn read(&self, _slice: &Slice, _cancelled: &dyn Fn() -> bool) -> Answer {
-        Err(Error::new(
-            ErrorKind::Internal,
-            "internal error: units can only be read in a pass; please report it",
-        ))
+        Err(Error::new(ErrorKind::Internal, "units can only be read in a pass"))
     }
 }
 
