@@ -257,7 +257,7 @@ def read_avro(
     UUIDs are strings, or 16 bytes if the file stores bytes.
 
     A union of numbers is int64, or float64 if it contains a float, which rounds integers above 2**53. Any other union
-    `f` has a column `f`: the index of the value's type in the union (`Reader.symbols` names the types). Each type also
+    `f` has a column `f`: the index of the value's type in the union (`Reader.categories` has the types). Each type also
     has a column `f:type`, which is null if the value has another type. Records, enums and fixed types appear under
     their names.
 
