@@ -337,3 +337,30 @@ def test_a_file_that_changes_between_slices(tmp_path: Path) -> None:
         pa.parquet.write_table(pa.table({"x": range(1000)}), path)
         with pytest.raises(fastpipe.errors.StorageError, match="changed"):
             list(batches)
+
+
+def test_partitions_do_not_depend_on_slices() -> None:
+    sliced = fastpipe.read_units(Sliced(), batch_size=8)
+    shuffled = fastpipe.read_units(Sliced(), batch_size=8, shuffle=True, seed=1)
+    for count in (1, 2, 3, 9):
+        parts = sliced.partition(count)
+        assert parts == shuffled.partition(count)
+        for reader in (sliced, shuffled):
+            assert flat(reader.read_partition(parts[0])) or not parts[0].rows
+            found = [sorted(flat(reader.read_partition(part))) for part in parts]
+            assert list(map(len, found)) == [part.rows for part in parts]
+            assert list(itertools.chain(*found)) == NUMBERS
+    part = sliced.read_partition(parts[-1])
+    rows = flat(part)
+    found = [part.locate(row // 8, row % 8, epoch=0) for row in range(len(rows))]
+    assert [sum(ROWS[: at.unit]) + at.row for at in found] == rows
+    again = pickle.loads(pickle.dumps(part))
+    assert flat(again) == rows
+    for wrong in (parts[0]._replace(stop=9), parts[0]._replace(rows=5), parts[0]._replace(start=7, stop=9)):
+        for reader in (sliced, shuffled):
+            with pytest.raises(
+                fastpipe.errors.StateError, match="the partition does not belong to this reader: it has"
+            ):
+                reader.read_partition(wrong)
+    inner = part.partition(2)
+    assert list(itertools.chain(*(flat(part.read_partition(each)) for each in inner))) == rows

@@ -91,6 +91,15 @@ def default_window(data: Dataset, batch_size: int) -> int | None:
     return None if own is None else own(batch_size)
 
 
+def unsliced(data: Dataset) -> Dataset:
+    """Returns the dataset with whole units, as readers that shuffle read it.
+
+    Datasets that sequential passes read in slices of units have a method `unsliced()`.
+    """
+    own: Callable[[], Dataset] | None = getattr(data, "unsliced", None)
+    return data if own is None else own()
+
+
 # The rows of a window are counted in 32 bits.
 LARGEST_WINDOW = 2**31
 

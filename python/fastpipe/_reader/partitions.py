@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fastpipe._arguments import within
 from fastpipe._locations import Location
-from fastpipe._reader.dataset import Dataset, default_window
+from fastpipe._reader.dataset import Dataset, default_window, unsliced
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import StateError
@@ -42,7 +44,7 @@ def split_dataset(data: Dataset, ordering: Ordering, num_partitions: int) -> lis
     """Divides a dataset into partitions. See `Reader.partition`."""
     _check(ordering)
     count = within("num_partitions", num_partitions, 1, _MOST)
-    found = data.handle.stretches(count)
+    found = unsliced(data).handle.stretches(count)
     digest = _digest(data)
     return [Partition(number, len(found), *range_, digest) for number, range_ in enumerate(found)]
 
@@ -59,6 +61,11 @@ def dataset_part(data: Dataset, ordering: Ordering, partition: Partition) -> Dat
         raise StateError(f"the partition does not belong to this reader: {data.words.other_digest}")
     part: Any = _Part(data, partition)
     found: Dataset = part
+    if found.handle.num_rows != partition.rows:
+        raise StateError(
+            f"the partition does not belong to this reader: it has {partition.rows} rows, and the same units of the"
+            f" reader {found.handle.num_rows}"
+        )
     return found
 
 
@@ -71,12 +78,23 @@ def _digest(data: Dataset) -> str:
     return str(data.fingerprint()["digest"])
 
 
+def _range(data: Dataset, part: Partition) -> tuple[int, int]:
+    """Returns the start and stop of a partition among the units of a handle, which may be slices of units."""
+    whole = unsliced(data)
+    if whole is data:
+        return part.start, part.stop
+    rows, sliced = (np.cumsum(np.append(0, each.handle.unit_rows()), dtype=np.int64) for each in (whole, data))
+    start, stop = np.searchsorted(sliced, rows[np.clip([part.start, part.stop], 0, len(rows) - 1)]).tolist()
+    return start, stop
+
+
 class _Part:
     """A partition as a dataset."""
 
     def __init__(self, whole: Dataset, part: Partition) -> None:
         self._whole, self._part = whole, part
-        self.handle = whole.handle.stretch(part.start, part.stop)
+        self._start, stop = _range(whole, part)
+        self.handle = whole.handle.stretch(self._start, stop)
         self.features, self.files, self.words = whole.features, whole.files, whole.words
         self.categories = whole.categories
         self.interpretation, self.column_times = whole.interpretation, whole.column_times
@@ -87,6 +105,13 @@ class _Part:
         named = f"{whole['digest']} {self._part.start} {self._part.stop}"
         return whole | {"rows": self._part.rows, "digest": digest(named.encode())}
 
+    def unsliced(self) -> Dataset:
+        """Returns the same partition with whole units."""
+        whole: Any = unsliced(self._whole)
+        part: Any = self if whole is self._whole else _Part(whole, self._part)
+        found: Dataset = part
+        return found
+
     def default_window(self, batch_size: int) -> int:
         """Returns the default of the whole dataset if it has its own, or else the default for the partition's units."""
         whole = default_window(self._whole, batch_size)
@@ -94,7 +119,7 @@ class _Part:
 
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row comes from in the whole dataset."""
-        return self._whole.place(self._part.start + unit, record)
+        return self._whole.place(self._start + unit, record)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Part, (self._whole, self._part)

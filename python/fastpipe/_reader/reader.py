@@ -581,8 +581,8 @@ class Reader:
             LimitError: If the order needs more than half of the memory of this machine or container. The message names
                 a `shuffle_buffer` that fits.
             TypeError: If an argument has the wrong type.
-            UnsupportedError: If this reader is a sample, reads from servers, or reads slices of units in a partition.
-                The message says which reader to use instead.
+            UnsupportedError: If this reader is a sample or reads from servers. The message says which reader to use
+                instead.
             ValueError: If arguments exclude each other or are out of range, or if this reader has several ranks.
 
         Example:

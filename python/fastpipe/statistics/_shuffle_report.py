@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fastpipe._arguments import within
 from fastpipe._fastpipe import Order, RemoteDataset
-from fastpipe._reader.dataset import Dataset, FileDataset, default_window
+from fastpipe._reader.dataset import Dataset, FileDataset, default_window, unsliced
 from fastpipe._reader.ordering import Ordering, Shuffle
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import ReaderParts, ReaderPasses
@@ -22,7 +22,6 @@ from fastpipe._text import plural, table
 from fastpipe.errors import UnsupportedError
 from fastpipe.statistics import _shuffle_math
 from fastpipe.statistics._shuffle_math import Counts
-from fastpipe.units._data import UnitsData
 
 Tick: TypeAlias = Callable[[int, int], None]
 
@@ -208,20 +207,11 @@ class Index:
 
     Args:
         data: The dataset.
-
-    Raises:
-        UnsupportedError: If the dataset is a partition with parts of units.
     """
 
     def __init__(self, data: Dataset) -> None:
-        self._data = data.unsliced() if isinstance(data, UnitsData) else data
+        self._data = unsliced(data)
         every = self._data.handle.unit_rows().astype(np.int64)
-        if self._data.handle.uncut not in (None, len(every)):
-            reason = (
-                "shuffle_report() needs whole units, and this partition was made of slices of units, which readers"
-                " without shuffling read: call partition() and shuffle_report() on a reader with shuffle=True"
-            )
-            raise UnsupportedError(reason, reason=reason)
         self._every_start = np.cumsum(every) - every
         self._rows = every[every > 0]
         self.num_rows = int(every.sum())

@@ -308,7 +308,7 @@ class UnitsData:
 
     def unsliced(self) -> Self:
         """Returns the dataset as readers that shuffle read it: large units aren't read in slices."""
-        if not self._in_sequence:
+        if self.handle.uncut == len(self.handle.unit_rows()):
             return self
         return type(self)(self._units, FeatureRequest(self._asked), self._num_fetches, in_sequence=False)
 
