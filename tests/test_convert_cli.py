@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import gzip
 import random
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,24 @@ def test_round_trips(tmp_path: Path, suffix: str) -> None:
     assert fastpipe.avro.AvroFile(back).codec == "deflate"
     found = pq.read_table(between) if suffix == ".parquet" else pyarrow.feather.read_table(between)
     assert found["i"].to_pylist() == [1, None, 3]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz"])
+def test_csv(tmp_path: Path, suffix: str) -> None:
+    """The types are those that `read_csv` infers, and empty cells are nulls, except in text."""
+    rows = [("id", "size", "count", "day"), ("007", "1.5", "", "2024-01-02"), ("", "", "3", "")]
+    text = "".join(("\t" if suffix == ".tsv" else ",").join(row) + "\n" for row in rows).encode()
+    source, target = tmp_path / f"in{suffix}", str(tmp_path / "out.parquet")
+    source.write_bytes(gzip.compress(text) if suffix.endswith(".gz") else text)
+    assert cli.main(["convert", str(source), target]) == 0
+    day = datetime.datetime(2024, 1, 2)
+    assert [list(row.values()) for row in pq.read_table(target).to_pylist()] == [
+        ["007", 1.5, None, day.date()],
+        ["", None, 3, None],
+    ]
+    assert cli.main(["convert", str(source), str(tmp_path / "out.avro"), "--columns", "count", "--shuffle"]) == 0
+    assert sorted(row["count"] or 0 for row in records(str(tmp_path / "out.avro"))) == [0, 3]
+    assert cli.main(["convert", target, str(tmp_path / "out.csv")]) == 2
 
 
 def test_directories_and_names_without_suffix(source: str, tmp_path: Path) -> None:

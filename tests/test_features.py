@@ -62,7 +62,8 @@ def test_deeply_nested_arrays(levels: int, tmp_path: Path) -> None:
         assert form.tolist() if isinstance(form, np.ndarray) else form.to_list() == [expected] * 20
         if not isinstance(form, np.ndarray):
             assert pickle.loads(pickle.dumps(form)).to_list() == [expected] * 20
-            assert form.to_arrow().to_pylist() == [expected] * 20
+            if levels < 64:  # pyarrow doesn't import more.
+                assert form.to_arrow().to_pylist() == [expected] * 20
             assert form[[3, -1]].to_list() == [expected] * 2
             assert len(repr(form)) < 1000
 

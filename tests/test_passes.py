@@ -225,6 +225,7 @@ PUBLIC = [
     "set_epoch",
     "shard",
     "shuffle_buffer",
+    "shuffle_report",
     "state_dict",
     "stats",
     "take",

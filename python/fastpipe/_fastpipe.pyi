@@ -20,6 +20,7 @@ from fastpipe._boundary import (
 from fastpipe._reader.pass_options import PassOptions
 
 __all__ = [
+    "ArrowArray",
     "ArrowBatches",
     "AvroColumns",
     "AvroDataset",

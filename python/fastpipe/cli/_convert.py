@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from fastpipe._arrow.schema import require_pyarrow, schema_of
 from fastpipe._files._atomic_write import replacing
 from fastpipe._files._paths import expand
+from fastpipe._formats import FORMATS
 from fastpipe._progress import progress_bar
 from fastpipe._reader.reader import Reader
 from fastpipe._text import clean, plural, size_text
@@ -20,9 +21,9 @@ from fastpipe.avro import AvroFile, write_avro
 from fastpipe.avro._encoded import avro_tables, encoded_records, projection
 from fastpipe.avro._writing import Codec, copy_records
 from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
-from fastpipe.units._arrow_files import ArrowFileUnits, read_arrow
+from fastpipe.units._arrow_files import ArrowFileUnits
 from fastpipe.units._files import Files
-from fastpipe.units._parquet import ParquetUnits, read_parquet
+from fastpipe.units._parquet import ParquetUnits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +49,7 @@ def tables_of(
     """Returns the rows of files, in storage order or shuffled.
 
     Args:
-        origin: Format of the files: "avro", "parquet" or "arrow".
+        origin: Format of the files: "avro", "parquet", "arrow", "csv" or "tsv". The types of CSV columns are inferred.
         files: Paths of the files.
         columns: Columns to read, or None for all. `a.b` selects a field of a record or struct.
         order: Options of a shuffled reader. Empty to keep the storage order.
@@ -62,6 +63,9 @@ def tables_of(
     if origin == "avro":
         schema, reader, tables = avro_tables(files, columns, batch_size=batch_size, **order)
         return Tables(schema, reader.num_rows, lambda: _Closing(reader, tables))
+    if origin in ("csv", "tsv"):
+        read = _FORMATS[origin].read(files, columns=columns, batch_size=batch_size, **order)
+        return Tables(schema_of(read.features), read.num_rows, lambda: _Closing(read, read.to_arrow_reader()))
     parquet = origin == "parquet"
     kind, storage = ParquetUnits if parquet else ArrowFileUnits, Files(None)
     how: dict[str, Any] = {"hive": True, "parallel": True} if parquet else {}
@@ -70,8 +74,7 @@ def tables_of(
     names = whole.names if columns is None else columns
     schema = _chosen(whole, names)
     if order:
-        read = read_parquet if parquet else read_arrow
-        reader = read(files, columns=columns, batch_size=batch_size, **order)
+        reader = _FORMATS[origin].read(files, columns=columns, batch_size=batch_size, **order)
         _check_kept(schema, schema_of(reader.features))
         return Tables(schema, sum(units.rows), lambda: _Closing(reader, _cast(reader.to_arrow_reader(), schema)))
     units = units.select(list(dict.fromkeys(_root(whole, name) for name in names)))
@@ -186,7 +189,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-_SUFFIXES = {"avro": (".avro",), "parquet": (".parquet", ".pq"), "arrow": (".arrow", ".feather", ".ipc")}
+_FORMATS = {each.name: each for each in FORMATS}
+# The formats that can be written, and their codecs.
 _CODECS = {
     "avro": get_args(Codec),
     "parquet": ("null", "snappy", "gzip", "zstandard", "lz4", "brotli"),
@@ -201,11 +205,14 @@ _BATCH_SIZE = 16_384
 
 def add_options(convert: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
     """Adds the options of the command `convert`."""
-    convert.add_argument("source", metavar="IN", help="file, directory or glob pattern of Avro, Parquet or Arrow files")
+    convert.add_argument(
+        "source", metavar="IN", help="file, directory or glob pattern of Avro, Parquet, Arrow or CSV files"
+    )
     convert.add_argument("target", metavar="OUT", help="file to write")
-    formats = tuple(_SUFFIXES)
-    convert.add_argument("--from", dest="origin", choices=formats, help="format of IN (default: from its suffix)")
-    convert.add_argument("--to", choices=formats, help="format of OUT (default: from its suffix)")
+    convert.add_argument(
+        "--from", dest="origin", choices=tuple(_FORMATS), help="format of IN (default: from its suffix)"
+    )
+    convert.add_argument("--to", choices=tuple(_CODECS), help="format of OUT (default: from its suffix)")
     codecs = list(dict.fromkeys(name for names in _CODECS.values() for name in names))
     usual = "default: deflate for Avro, zstandard for Parquet and Arrow"
     convert.add_argument("--codec", choices=codecs, metavar="CODEC", help=f"{', '.join(codecs)} ({usual})")
@@ -234,8 +241,8 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code: 0, or 2 for invalid combinations of options.
     """
     to = arguments.to = arguments.to or _of_suffix(arguments.target)
-    if to is None:
-        return _usage(f"{arguments.target}: its suffix must be one of {_suffixes()}; set the format with --to")
+    if to not in _CODECS:
+        return _usage(f"{arguments.target}: its suffix must be one of {_suffixes(_CODECS)}; set the format with --to")
     codec = arguments.codec or _DEFAULT_CODECS[to]
     if codec not in _CODECS[to]:
         return _usage(f"the codec for {to} must be one of {', '.join(_CODECS[to])}; got {codec}")
@@ -249,8 +256,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _usage(f"{arguments.target} already exists; use --force to replace it")
     origin = arguments.origin or _origin(arguments.source)
     if origin is None:
-        return _usage(f"{arguments.source}: its suffix must be one of {_suffixes()}; set the format with --from")
-    files = expand(arguments.source, _SUFFIXES[origin])
+        return _usage(
+            f"{arguments.source}: its suffix must be one of {_suffixes(_FORMATS)}; set the format with --from"
+        )
+    files = expand(arguments.source, _FORMATS[origin].suffixes)
     columns = None if arguments.columns is None else [name.strip() for name in arguments.columns.split(",")]
     if columns is not None and len(set(columns)) < len(columns):
         return _usage(f"--columns names a column twice: {arguments.columns}")
@@ -277,21 +286,21 @@ def _usage(message: str) -> int:
     return 2
 
 
-def _suffixes() -> str:
-    return ", ".join(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+def _suffixes(formats: Iterable[str]) -> str:
+    return ", ".join(suffix for name in formats for suffix in _FORMATS[name].ends)
 
 
 def _of_suffix(path: str) -> str | None:
-    return next((name for name, suffixes in _SUFFIXES.items() if path.endswith(suffixes)), None)
+    return next((name for name, each in _FORMATS.items() if path.endswith(each.ends)), None)
 
 
 def _origin(source: str) -> str | None:
     """Detects the format from the suffix of a file or pattern, or from the files in a directory."""
     if not os.path.isdir(source):
         return _of_suffix(source)
-    for name, suffixes in _SUFFIXES.items():
+    for name, each in _FORMATS.items():
         try:
-            expand(source, suffixes)
+            expand(source, each.suffixes)
         except FastpipeError:
             continue
         return name
