@@ -18,9 +18,9 @@ def lengths(count: int, seed: int) -> np.ndarray:
     return np.where(draw.random(count) < 0.1, 20, 1) * draw.integers(8, 17, count)
 
 
-def write(path: Path, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def write(path: Path, count: int, seed: int = 0, *, ascending: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Writes a file of rows of random lengths. Returns the length of each row and of the row before it."""
-    size = lengths(count, seed)
+    size = np.sort(lengths(count, seed)) if ascending else lengths(count, seed)
     path.write_text("i,pad\n" + "".join(f"{i},{'x' * n}\n" for i, n in enumerate(size)))
     return size, np.r_[0, size[:-1]]
 

@@ -19,7 +19,7 @@ import fastpipe
 import fastpipe.cuda
 import plain_cupy
 from fastpipe._interop.memory import aligned
-from fastpipe.csv._sampling import BlockVariance
+from fastpipe.csv._drawing import BlockVariance
 from fastpipe.cuda._fill._devices import HostDevice
 from fastpipe.cuda._fill._rows import BlockRows, ExactRows
 from fastpipe.errors import NullValueError, OutOfMemoryError, SchemaError
@@ -72,7 +72,7 @@ def test_devices_hold_the_parts_of_a_sample(
 ) -> None:
     monkeypatch.setattr(fastpipe.cuda._fill._fill, "_LARGEST_BUFFER", buffer)
     filled = fill(path, ["cpu"] * devices, rows=rows, order=order, num_threads=2)
-    assert (len(filled), filled.num_rows, filled.seed, filled.refills) == (devices, rows, 5, 0)
+    assert (len(filled), filled.num_rows, filled.seed, filled.refills) == (devices, [rows] * devices, 5, 0)
     for part, device in enumerate(filled):
         drawn = fastpipe.csv.sample_csv(path, rows, seed=5, part=part)
         assert (device.rows == drawn.rows).all()
@@ -95,7 +95,9 @@ def test_refills_have_other_rows_until_there_are_none(path: Path, table: np.ndar
     for device, array in zip(filled, arrays, strict=True):
         assert device.values is array
         assert (array == table[device.rows]).all()
-    with pytest.raises(ValueError, match="7000 rows for 2 devices after 2 refills of the same size are more than"):
+    with pytest.raises(
+        ValueError, match="7000 rows for each of 2 devices after 2 refills of the same size are more than"
+    ):
         filled.refill()
     assert filled.refills == 1
     assert (arrays[1] == table[filled[1].rows]).all()
@@ -123,7 +125,7 @@ def test_blocks_contribute_a_share_of_their_rows(path: Path, table: np.ndarray, 
     together = np.sort(np.concatenate(rows))
     assert len(np.unique(together)) == 4_000
     assert all((device.values == table[device.rows]).all() for device in filled)
-    units = filled._rows.unit_of(together)  # type: ignore[attr-defined]
+    units = filled._source._selection.unit_of(together)  # type: ignore[attr-defined]
     counts = fastpipe.read_csv(path, batch_size=1)._data.handle.unit_rows()
     taken = np.bincount(units, minlength=len(counts))
     assert (taken <= np.ceil(counts * share)).all()
@@ -155,9 +157,9 @@ def test_refills_of_blocks(path: Path) -> None:
 
 
 def test_memory_does_not_change_lists_of_rows() -> None:
-    exact = ExactRows(100_000, 20_000, 3, 9, replace=False)
+    exact = ExactRows(100_000, [20_000] * 3, 9, replace=False)
     counts = np.random.default_rng(1).integers(0, 700, 300).astype(np.uint32)
-    blocks = BlockRows(counts, 6_000, 3, 9, 0.4, replace=False)
+    blocks = BlockRows(counts, [6_000] * 3, 9, 0.4, replace=False)
     for rows, refill in ((exact, 0), (blocks, 0), (blocks, 1)):
         whole = list(rows.chunks(refill, 1 << 40))
         pieces = list(rows.chunks(refill, 100_000))
@@ -171,14 +173,12 @@ def test_memory_does_not_change_lists_of_rows() -> None:
             assert (rows.of(refill, device) == whole[0].rows[whole[0].devices == device]).all()
 
 
-def test_little_memory_makes_many_passes_over_ranges(path: Path, table: np.ndarray) -> None:
+def test_little_memory_makes_many_passes_over_ranges(
+    path: Path, table: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled = fill(path, rows=12_000, memory_limit=16 << 20)
-    few = fastpipe.cuda._fill._fill._PARTS
-    try:
-        fastpipe.cuda._fill._fill._PARTS = 400
-        again = fill(path, rows=12_000, memory_limit=16 << 20)
-    finally:
-        fastpipe.cuda._fill._fill._PARTS = few
+    monkeypatch.setattr(fastpipe.cuda._fill._sources, "_PARTS", 400)
+    again = fill(path, rows=12_000, memory_limit=16 << 20)
     assert all((one.values == other.values).all() for one, other in zip(filled, again, strict=True))
     assert (again[1].values == table[again[1].rows]).all()
 
@@ -186,10 +186,10 @@ def test_little_memory_makes_many_passes_over_ranges(path: Path, table: np.ndarr
 @pytest.mark.parametrize("size", [0.1, 0.35])
 def test_as_many_rows_as_fit(path: Path, size: float) -> None:
     filled = fill(path, device_memory=1_000_000, occupancy=size)
-    assert filled.num_rows == min(int(size * 1_000_000 / 16), ROWS // 2)
-    assert fill(path, device_memory="1TB").num_rows == ROWS // 2
-    assert fill(path, device_memory="1TB", method="block").num_rows == ROWS // 2
-    assert fill(path, device_memory="1TB", method="block", share=0.3).num_rows == ROWS * 0.3 // 2
+    assert filled.num_rows == [min(int(size * 1_000_000 / 16), ROWS // 2)] * 2
+    assert fill(path, device_memory="1TB").num_rows == [ROWS // 2] * 2
+    assert fill(path, device_memory="1TB", method="block").num_rows == [ROWS // 2] * 2
+    assert fill(path, device_memory="1TB", method="block", share=0.3).num_rows == [ROWS * 0.3 // 2] * 2
 
 
 def test_readers_of_other_sources(table: np.ndarray) -> None:
@@ -306,11 +306,11 @@ def test_folds_are_uniform() -> None:
         ({"rows": 1, "device_memory": "1GB"}, ValueError, "pass either rows or device_memory"),
         ({"device_memory": 3}, ValueError, "no row of 16 bytes fits into 0.8 of the 3 bytes"),
         ({"rows": 0}, ValueError, "rows must be between 1"),
-        ({"rows": 15_001}, ValueError, "15001 rows for 2 devices are more than the 30000 rows available$"),
-        ({"rows": 15_001, "replace": True}, ValueError, "15001 rows for 2 devices are more than the 30000"),
+        ({"rows": 15_001}, ValueError, "15001 rows for each of 2 devices are more than the 30000 rows available$"),
+        ({"rows": 15_001, "replace": True}, ValueError, "15001 rows for each of 2 devices are more than the 30000"),
         ({"rows": 1, "occupancy": 1.5}, ValueError, "occupancy must be above 0 and at most 1"),
-        ({"rows": 1, "share": 0.5}, ValueError, '1 unless method="block"'),
-        ({"rows": 1, "method": "stream"}, ValueError, 'method must be "exact" or "block"; got \'stream\''),
+        ({"rows": 1, "share": 0.5}, ValueError, 'share is for method="block"'),
+        ({"rows": 1, "method": "stream"}, ValueError, 'method must be "exact", "block" or "buffered"; got'),
         ({"rows": 1, "order": "K"}, ValueError, 'order must be "C" or "F"'),
         ({"rows": 1, "dtype": "str"}, ValueError, "dtype must be numeric"),
         ({"rows": 1, "dtype": "datetime64[s]"}, ValueError, "dtype must be numeric"),
@@ -445,7 +445,7 @@ OUT_OF_MEMORY = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the address space can be limited only on Linux")
-@pytest.mark.parametrize("method", ["exact", "block"])
+@pytest.mark.parametrize("method", ["exact", "block", "buffered"])
 def test_out_of_address_space(path: Path, method: str) -> None:
     told = []
     for megabytes in (1, 3, 6, 12, 24, 60, 1_000):
@@ -525,15 +525,15 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_gpus_over_host_memory(path: Path, table: np.ndarray, framework: Any, order: Any) -> None:
     filled = fill(path, ["cuda:1"], framework=framework, order=order, occupancy=0.5)
     free = 512_000 + 250_000 if framework == "torch" else (1 << 20) * 3 // 4
-    assert filled.num_rows == free // 2 // 16
+    assert filled.num_rows == [free // 2 // 16]
     for _ in range(2):
         values = filled[0].values
         assert (np.asarray(values) == table[filled[0].rows]).all()
         if order == "F":
             assert np.asarray(values).flags.f_contiguous
-        filled.refill() if filled.refills == 0 and 2 * filled.num_rows <= ROWS else None
+        filled.refill() if filled.refills == 0 and 2 * filled.num_rows[0] <= ROWS else None
     train, test = filled[0].split(0.75)
-    assert len(train) + len(test) == filled.num_rows
+    assert len(train) + len(test) == filled.num_rows[0]
     if framework == "cupy":
         assert filled[0].device == "cuda:1"
         with pytest.raises(OutOfMemoryError, match=r"cuda:0 cannot allocate \d+ contiguous bytes"):
@@ -548,7 +548,7 @@ def test_gpus_over_host_memory(path: Path, table: np.ndarray, framework: Any, or
             fill(path, ["cuda:0", "cuda:0"], framework="cupy", rows=1)
 
 
-@pytest.mark.parametrize("method", ["exact", "block"])
+@pytest.mark.parametrize("method", ["exact", "block", "buffered"])
 def test_host_memory_stays_within_the_limit(tmp_path: Path, method: str) -> None:
     """Private memory, without that of devices, exceeds the limit by at most 64 MiB."""
     path = tmp_path / "rows.csv"
@@ -604,4 +604,4 @@ def test_a_gpu_is_filled(path: Path, table: np.ndarray, order: Any, framework: A
             filled.refill()
     train, test = filled[0].split(0.5)
     assert len(filled[0].values[train]) + len(filled[0].values[test]) == 9_000
-    assert fill(path, ["cuda:0"], framework=framework, occupancy=1e-5).num_rows > 1_000
+    assert fill(path, ["cuda:0"], framework=framework, occupancy=1e-5).num_rows[0] > 1_000

@@ -29,6 +29,7 @@ __all__ = [
     "BorrowedMemory",
     "ContainerFile",
     "CsvDataset",
+    "CsvLineBuffer",
     "CsvReservoir",
     "Data",
     "Drawing",
@@ -370,6 +371,30 @@ class CsvReservoir:
     def push(self, bytes: bytes) -> None: ...
     def end(self) -> tuple[int, int]: ...
     def take(self) -> tuple[CsvDataset, npt.NDArray[np.int64]]: ...
+
+@final
+class CsvLineBuffer:
+    def __new__(
+        cls,
+        files: LoweredFiles,
+        dialect: LoweredDialect,
+        share: float,
+        seed: int,
+        circle: int,
+        *,
+        num_threads: int | None,
+    ) -> CsvLineBuffer: ...
+    def restart(self, circle: int) -> None: ...
+    def next(
+        self, rows: int, bytes: int
+    ) -> tuple[
+        CsvDataset,
+        npt.NDArray[np.int64],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.int64],
+    ]: ...
+    def estimate(self) -> tuple[float, float, float]: ...
 
 def estimate_csv(
     files: LoweredFiles,

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, Self, TypeAlias, Unpack
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,19 @@ class Dialect:
 
     lossless: ClassVar[bool] = False
     """Whether floats reject integers that would be rounded, and finite numbers that would become infinite."""
+
+    @classmethod
+    def given(cls, options: DialectOptions) -> Dialect:
+        """Returns the default dialect with some options changed.
+
+        Raises:
+            TypeError: If an option doesn't exist or has the wrong type.
+            ValueError: If an option is out of range.
+        """
+        unknown = next((name for name in options if name not in DialectOptions.__annotations__), None)
+        if unknown is not None:
+            raise TypeError(f"unknown argument {unknown!r}")
+        return cls.of(**(asdict(DEFAULT_DIALECT) | options))
 
     @classmethod
     def of(
@@ -126,6 +139,18 @@ def _character(name: str, value: Any) -> str:
     if len(value) != 1 or not value.isascii():
         raise ValueError(f"{name} must be one ASCII character; got {shown(value)}")
     return str(value)
+
+
+class DialectOptions(TypedDict, total=False):
+    """The arguments of `read_csv` that describe the text of files."""
+
+    delimiter: str
+    quote: str | None
+    header: Header
+    comment: str | None
+    decimal: str
+    null_values: Sequence[str]
+    on_ragged: OnRagged
 
 
 DEFAULT_DIALECT = Dialect.of(",", '"', True, None, ".", DEFAULT_NULLS, "error")

@@ -9,6 +9,8 @@
 //! treated as rows if it contains several rows with the right number of fields, and the file has at least two columns.
 //! So a file is misread if the text of a field looks like such rows for longer than a window.
 
+mod range;
+
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_filled};
 
 use crate::dialect::{Dialect, Lines, OnRagged};
@@ -146,7 +148,7 @@ impl<'f> Surroundings<'f> {
                 Place::Beyond => {
                     let reason = format!(
                         "cannot determine the row of this byte from the {LAST_REACH} bytes before it, because quotes can be \
-                         read in two ways: use method=\"exact\", or quote=None if no fields are quoted"
+                         read in two ways or the row is longer: use method=\"exact\", or quote=None if no fields are quoted"
                     );
                     return Err(Error::new(ErrorKind::Limit, reason).at_offset(at));
                 }
@@ -322,6 +324,10 @@ mod tests {
         ]
     }
 
+    fn bytes_of(span: &std::ops::Range<u64>) -> usize {
+        (span.end - span.start) as usize
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -360,8 +366,8 @@ mod tests {
                 return Ok(());
             }
             let least = Surroundings::least_bytes(3);
-            for draw in draws {
-                let at = span.start + draw.index((span.end - span.start) as usize) as u64;
+            for draw in &draws {
+                let at = span.start + draw.index(bytes_of(&span)) as u64;
                 let row = expected[(at - span.start) as usize];
                 match around.row_at(at) {
                     Ok(found) => prop_assert_eq!(found, row, "byte {} of {}", at, memory.0.len()),
@@ -375,6 +381,26 @@ mod tests {
                         prop_assert_eq!(around.text(row), text);
                     }
                     prop_assert!(at - row.offset >= least || around.may_start(at, least).unwrap());
+                }
+            }
+            let mut starts: Vec<RowAt> = expected.iter().flatten().copied().collect();
+            starts.dedup();
+            for cells in draws.chunks(2) {
+                let range = span.start + cells[0].index(bytes_of(&span)) as u64;
+                let range = range..range + cells[1].index(5000) as u64;
+                let mut found = Vec::new();
+                let result = around.rows_in(range.clone(), 1 << 20, |offset, text| {
+                    assert_eq!(text, &memory.0[offset as usize..][..text.len()]);
+                    let missing = u64::from(text.last() != Some(&b'\n'));
+                    found.push(RowAt { offset, len: text.len() as u64 + missing });
+                    Ok(())
+                });
+                match result {
+                    Ok(()) => {
+                        let there: Vec<_> = starts.iter().filter(|row| range.contains(&row.offset)).copied().collect();
+                        prop_assert_eq!(found, there, "{:?}", range);
+                    }
+                    Err(error) => prop_assert_eq!(error.kind(), ErrorKind::Limit),
                 }
             }
         }

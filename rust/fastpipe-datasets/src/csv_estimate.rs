@@ -6,8 +6,9 @@
 //! (M. H. Hansen, W. N. Hurwitz, On the theory of sampling from finite populations, 1943).
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use fastpipe_batch::{Error, ErrorKind, FileStamp, Result, try_collect, try_filled, try_reserve};
@@ -17,13 +18,14 @@ use fastpipe_random::{Draws, Key, Purpose};
 
 use crate::csv_files::CsvFiles;
 use crate::csv_format::CsvFormat;
+use crate::in_parallel::in_parallel;
 
 /// Minimum and maximum number of draws whose row lengths are used for the estimate.
 const LEAST_LOOKS: u64 = 512;
 const MOST_LOOKS: u64 = 8192;
 
 /// Maximum number of draws in one round.
-const MOST_DRAWS: u64 = 1 << 16;
+pub(crate) const MOST_DRAWS: u64 = 1 << 16;
 
 /// Number of draws that a thread processes in one step.
 const DRAWS: usize = 64;
@@ -33,45 +35,46 @@ const DRAWS: usize = 64;
 const PATIENCE: f64 = 4.0;
 
 /// A standard normal variable is within this distance of 0 with a probability of 95 %.
-const NORMAL: f64 = 1.959_963_984_540_054;
+pub(crate) const NORMAL: f64 = 1.959_963_984_540_054;
 
 /// Number of standard errors beyond which an estimate counts as certain.
 const CERTAIN: f64 = 6.0;
 
 /// A file from which rows are drawn.
-struct Drawn {
+pub(crate) struct Drawn {
     path: Arc<str>,
     header: Header,
     stamp: FileStamp,
-    /// Offset of its rows among the bytes of all files, and the position in the file where the rows begin.
-    start: u64,
-    first: u64,
+    /// Offset of its rows among the bytes of all files.
+    pub(crate) start: u64,
+    /// Position of its rows in the file.
+    pub(crate) span: Range<u64>,
 }
 
 /// Files from which rows are drawn.
 pub struct UnscannedCsv {
-    dialect: Dialect,
+    pub(crate) dialect: Dialect,
     contents: Vec<Option<Bytes>>,
-    files: Vec<Drawn>,
+    pub(crate) files: Vec<Drawn>,
     /// Total bytes of rows in all files.
-    span: u64,
+    pub(crate) span: u64,
     /// Minimum number of bytes of a row.
-    least: u64,
-    threads: usize,
+    pub(crate) least: u64,
+    pub(crate) threads: usize,
 }
 
 /// The result of a draw.
 #[derive(Default)]
-struct Draw {
+pub(crate) struct Draw {
     /// Length of the row that contains the byte. 0 if there is none, or if the row wasn't examined.
     len: u64,
     /// The row, if it is taken.
-    taken: Option<Taken>,
+    pub(crate) taken: Option<Taken>,
 }
 
-struct Taken {
-    file: u32,
-    offset: u64,
+pub(crate) struct Taken {
+    pub(crate) file: u32,
+    pub(crate) offset: u64,
     text: Box<[u8]>,
 }
 
@@ -130,7 +133,7 @@ impl UnscannedCsv {
                 header: file.header.header,
                 stamp: file.stamp,
                 start: all.span,
-                first: bytes.start,
+                span: bytes.clone(),
             });
             all.span += bytes.end - bytes.start;
         }
@@ -143,7 +146,7 @@ impl UnscannedCsv {
     }
 
     /// Returns the results of draws, in sequence. Draws before `looks` include the row lengths.
-    fn draw<E: Send>(
+    pub(crate) fn draw<E: Send>(
         &self,
         draws: Draws,
         (from, count): (u64, u64),
@@ -158,86 +161,62 @@ impl UnscannedCsv {
         let mut found = Vec::new();
         try_reserve(&mut found, count as usize, "the drawn rows")?;
         found.resize_with(count as usize, Draw::default);
-        let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let failed: Mutex<Option<(u64, Error)>> = Mutex::new(None);
         let chunks: Vec<&[(u64, u64)]> = order.chunks(DRAWS).collect();
-        let work = |on_progress: &mut OnProgress<'_, E>| -> Result<Vec<(u64, Draw)>, E> {
-            let mut found = Vec::new();
-            while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                on_progress(0).inspect_err(|_| stopped.store(true, Ordering::Relaxed))?;
-                if let Err((number, error)) = self.look(chunk, looks, &stopped, &mut found) {
-                    stopped.store(true, Ordering::Relaxed);
-                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-                    if failed.as_ref().is_none_or(|(first, _)| number < *first) {
-                        *failed = Some((number, error));
-                    }
-                }
-                if stopped.load(Ordering::Relaxed) {
-                    break;
-                }
-            }
-            Ok(found)
-        };
-        let lists = std::thread::scope(|scope| {
-            let helpers: Vec<_> = (1..self.threads.min(chunks.len()))
-                .filter_map(|_| {
-                    let builder = std::thread::Builder::new().name("fastpipe-draw".to_owned());
-                    // If the system can't start more threads, this thread does all the work.
-                    builder.spawn_scoped(scope, || work(&mut |_| Ok(()))).ok()
-                })
-                .collect();
-            let mut lists = vec![work(on_progress)];
-            lists.extend(
-                helpers
-                    .into_iter()
-                    .map(|helper| helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
-            );
-            lists
-        });
-        for list in lists {
-            for (number, draw) in list.map_err(Halt::Interrupted)? {
-                found[(number - from) as usize] = draw;
-            }
+        let lists = in_parallel(self.threads, &chunks, on_progress, |chunk, stopped| {
+            self.look(chunk, looks, stopped)
+        })?;
+        for (number, draw) in lists.into_iter().flatten() {
+            found[(number - from) as usize] = draw;
         }
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some((_, error)) => Err(error.into()),
-            None => Ok(found),
-        }
+        Ok(found)
     }
 
     /// Processes some draws, which are sorted by their bytes.
-    fn look(
-        &self,
-        draws: &[(u64, u64)],
-        looks: u64,
-        stopped: &AtomicBool,
-        found: &mut Vec<(u64, Draw)>,
-    ) -> Result<(), (u64, Error)> {
+    fn look(&self, draws: &[(u64, u64)], looks: u64, stopped: &AtomicBool) -> Result<Vec<(u64, Draw)>> {
+        let mut found = Vec::new();
         let mut rest = draws;
-        while let Some(&(byte, first)) = rest.first() {
+        while let Some(&(byte, _)) = rest.first() {
             let number = self.file(byte);
-            let file = &self.files[number];
             let (here, behind) = rest.split_at(rest.partition_point(|&(byte, _)| self.file(byte) == number));
             rest = behind;
-            let at = |draw: u64| move |error: Error| (draw, error.at_path(&file.path));
-            let contents = self.contents.get(number).and_then(Option::as_ref);
-            let open = LocalFile::of(&file.path, contents).map_err(at(first))?;
-            let mut around = Surroundings::new(&open, &self.dialect, &file.header).map_err(at(first))?;
-            for &(byte, draw) in here {
-                if stopped.load(Ordering::Relaxed) {
-                    return Ok(());
+            self.with_file(number, |file, around| {
+                for &(byte, draw) in here {
+                    if stopped.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let byte = byte - file.start + file.span.start;
+                    found.push((draw, self.one(around, number, byte, draw < looks)?));
                 }
-                let byte = byte - file.start + file.first;
-                let result = self.one(&mut around, number, byte, draw < looks).map_err(at(draw))?;
-                found.push((draw, result));
-            }
-            // The rows may be a mix of old and new contents.
-            if open.stamp().map_err(at(first))? != file.stamp {
-                let reason = "the file changed while rows were drawn: start again when no process writes to it";
-                return Err(at(first)(Error::new(ErrorKind::Storage, reason)));
-            }
+                Ok(())
+            })?;
         }
-        Ok(())
+        Ok(found)
+    }
+
+    /// Opens a file and calls `work` to find rows in it.
+    ///
+    /// # Errors
+    /// Any error of `work`; errors of storage, also if the file was changed.
+    pub(crate) fn with_file<R>(
+        &self,
+        number: usize,
+        work: impl FnOnce(&Drawn, &mut Surroundings<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let file = &self.files[number];
+        let contents = self.contents.get(number).and_then(Option::as_ref);
+        let work = || {
+            let open = LocalFile::of(&file.path, contents)?;
+            let done = work(file, &mut Surroundings::new(&open, &self.dialect, &file.header)?)?;
+            // The rows may be a mix of old and new contents, unless rows were appended.
+            let now = open.stamp()?;
+            let appended = now.size > file.stamp.size && file.span.end == file.stamp.size;
+            if now != file.stamp && !appended {
+                let reason = "the file changed while rows were drawn: start again when no process writes to it";
+                return Err(Error::new(ErrorKind::Storage, reason));
+            }
+            Ok(done)
+        };
+        work().map_err(|error| error.at_path(&file.path))
     }
 
     fn one(&self, around: &mut Surroundings<'_>, file: usize, byte: u64, always: bool) -> Result<Draw> {
@@ -335,11 +314,16 @@ impl UnscannedCsv {
         }
     }
 
+    /// Returns the files with no rows.
+    pub(crate) fn none_picked(&self) -> Vec<(Arc<str>, Header, KeptRows)> {
+        let none = |file: &Drawn| (file.path.clone(), file.header.clone(), KeptRows::default());
+        self.files.iter().map(none).collect()
+    }
+
     fn drawn(&self, taken: Vec<Taken>, estimate: Estimate) -> Result<CsvDraw> {
         let files = try_collect(taken.iter().map(|row| i64::from(row.file)), "the rows' files")?;
         let offsets = try_collect(taken.iter().map(|row| row.offset as i64), "the rows' offsets")?;
-        let own = |file: &Drawn| (file.path.clone(), file.header.clone(), KeptRows::default());
-        let mut picked: Vec<_> = self.files.iter().map(own).collect();
+        let mut picked = self.none_picked();
         for row in taken {
             picked[row.file as usize].2.push(&row.text, row.offset, None)?;
         }

@@ -86,6 +86,7 @@ pub use failure::PlanError;
 pub use fastpipe_random::Key;
 pub use fisher_yates::FisherYates;
 pub use order::Order;
+pub use permutation::Permutation;
 pub use plan::{Content, Picks, Row, Run};
 pub use rank_shards::{PartialChunk, Remaining};
 pub use reservoir::Reservoir;

@@ -13,7 +13,7 @@ const ROUNDS: usize = 8;
 
 /// A permutation of `0..len`.
 #[derive(Debug)]
-pub(crate) enum Permutation {
+pub enum Permutation {
     /// A table.
     Table(Vec<u32>),
     /// A keyed bijection.
@@ -26,8 +26,12 @@ impl Permutation {
         Permutation::of(len, key, Purpose::Units)
     }
 
-    /// Returns a random permutation of `0..len` for a purpose.
-    pub(crate) fn of(len: usize, key: Key, purpose: Purpose) -> Result<Permutation> {
+    /// Returns a random permutation of `0..len` for a purpose. It draws from streams 0 and 1.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`](crate::PlanError) if memory for the table of a short permutation can't be allocated.
+    pub fn of(len: usize, key: Key, purpose: Purpose) -> Result<Permutation> {
         if len > MOST_IN_TABLE {
             return Ok(Permutation::Keyed(Feistel::new(len as u64, key, purpose)));
         }
@@ -51,7 +55,7 @@ impl Permutation {
 
     /// Returns the unit at a position below `len`.
     #[inline]
-    pub(crate) fn at(&self, place: usize) -> usize {
+    pub fn at(&self, place: usize) -> usize {
         match self {
             Permutation::Table(table) => table.get(place).map_or(0, |&unit| unit as usize),
             Permutation::Keyed(feistel) => feistel.at(place as u64) as usize,
@@ -89,7 +93,7 @@ pub(crate) const SOME: usize = 64;
 /// secure cipher: the round function is a multiplication and a fold. That suffices: our statistical tests can't
 /// distinguish the result from a random permutation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Feistel {
+pub struct Feistel {
     len: u64,
     /// Number of bits in the lower half.
     low: u32,

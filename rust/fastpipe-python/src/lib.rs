@@ -68,7 +68,7 @@ mod _fastpipe {
         avro_messages::{MessageDecoder, Messages},
         avro_writer::AvroWriter,
         csv::CsvDataset,
-        csv_samples::{CsvReservoir, estimate_csv},
+        csv_samples::{CsvLineBuffer, CsvReservoir, estimate_csv},
         data::Data,
         index_cache::index_file,
         interactions::{InteractionsDataset, Positives},

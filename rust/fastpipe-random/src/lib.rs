@@ -47,6 +47,9 @@ pub enum Purpose {
     Reservoir = 8,
     /// Seeds of items. The stream is the batch, and each row has four words.
     Items = 9,
+    /// The order of cells of files, and the lap in which each row is taken: stream 2, where the position is the row's
+    /// first byte.
+    Cells = 10,
 }
 
 /// A sequence of draws with random access.

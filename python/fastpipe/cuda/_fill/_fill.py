@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import column_names, flag, memory_size, shown, within
-from fastpipe._files._in_memory_files import Source
+from fastpipe._files._in_memory_files import Source, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._progress import progress_bar
 from fastpipe._reader.ordering import seed_of
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.sampling import LARGEST_SAMPLE, counts_of, gathered
-from fastpipe.csv._sampling import BlockVariance
+from fastpipe._reader.sampling import LARGEST_SAMPLE, counts_of
+from fastpipe.csv._drawing import Asked, BlockVariance, RowEstimate
+from fastpipe.csv._line_buffer import LineBuffer, share_of
+from fastpipe.csv._reading import SUFFIXES, DialectOptions, LosslessDialect
 from fastpipe.cuda._fill._device_table import Columns, Filled
 from fastpipe.cuda._fill._devices import Device, HostDevice, Layout, memory_errors
-from fastpipe.cuda._fill._rows import BlockRows, Dealt, ExactRows, FilledRows
+from fastpipe.cuda._fill._rows import BlockRows, ExactRows, Selection
+from fastpipe.cuda._fill._sources import LEAST_BATCH, MOST_BATCH, BufferedRows, Part, RowSource, SelectedRows
 from fastpipe.cuda._fill._transfer_queue import BUFFERS, TransferQueue
-from fastpipe.errors import LimitError
 
 _MOST_DEVICES = 1024
 
-# Fractions of the allowed memory: an eighth at most for buffers on their way to devices, and an eighth for lists of
-# rows.
+# Fraction of the allowed memory for buffers on their way to devices.
 _PARTS = 8
 _LARGEST_BUFFER = 32 << 20
 # The minimum with which units and batches fit into memory.
 _LEAST_MEMORY = 16 << 20
-_LEAST_BATCH, _MOST_BATCH = 64, 1 << 16
 
 
 class Fill(Sequence[Filled]):
@@ -42,38 +41,36 @@ class Fill(Sequence[Filled]):
     `fill[0]` contains the rows of the first device.
 
     Attributes:
-        num_rows: Number of rows on each device.
+        num_rows: Number of rows on each device, in the order of devices.
         columns: Names of the columns.
         seed: Seed with which the rows are drawn.
     """
 
     def __init__(
         self,
-        reader: Reader,
-        columns: Columns,
-        rows: FilledRows,
-        num_rows: int,
+        source: RowSource,
+        columns: list[str],
+        num_rows: list[int],
         seed: int,
         queues: list[TransferQueue],
-        matrices: Callable[[TransferQueue], Any],
+        matrices: Sequence[Any],
         *,
-        batch_size: int,
-        memory_limit: int,
+        clustered: bool,
         progress: bool,
     ) -> None:
         self.num_rows = num_rows
-        self.columns = columns.names
+        self.columns = columns
         self.seed = seed
-        self._reader, self._columns, self._rows, self._queues = reader, columns, rows, queues
-        self._batch_size, self._memory, self._progress = batch_size, memory_limit, progress
+        self._source, self._queues = source, queues
+        self._clustered, self._progress = clustered, progress
         self._refill = -1
         # Only one thread at a time fills a device's buffers.
         self._filling = threading.Lock()
         self._seconds = 0.0
         self._design_effect: npt.NDArray[np.float64] | None = None
         self._filled = [
-            Filled(queue.device, matrices(queue), columns.names, self._numbers(place))
-            for place, queue in enumerate(queues)
+            Filled(queue.device, matrix, columns, self._numbers(place))
+            for place, (queue, matrix) in enumerate(zip(queues, matrices, strict=True))
         ]
 
     @property
@@ -85,10 +82,15 @@ class Fill(Sequence[Filled]):
     def design_effect(self) -> npt.NDArray[np.float64] | None:
         """Factor by which drawing blocks, not single rows, increases the variance of a column's mean over all devices.
 
-        float64 `[columns]` with `method="block"`, estimated from the rows of all devices like
+        float64 `[columns]` with `method="block"` and "buffered", estimated from the rows of all devices like
         `CsvSample.design_effect`. None with `method="exact"`, for which it is 1.
         """
         return self._design_effect
+
+    @property
+    def estimate(self) -> RowEstimate | None:
+        """Estimated number of rows in all files, with `method="buffered"`. Other methods count rows: None."""
+        return self._source.estimate()
 
     @memory_errors()
     def refill(self) -> None:
@@ -104,7 +106,7 @@ class Fill(Sequence[Filled]):
                 them again.
         """
         with self._filling:
-            self._rows.check(self._refill + 1)
+            self._source.check(self._refill + 1)
             self._run(self._refill + 1)
 
     def __getitem__(self, place: Any) -> Any:
@@ -132,25 +134,27 @@ class Fill(Sequence[Filled]):
 
     def __repr__(self) -> str:
         devices = ", ".join(filled.device for filled in self._filled)
-        return f"<fastpipe.cuda.Fill of {devices}: {self.num_rows} rows of {len(self.columns)} columns each>"
+        return f"<fastpipe.cuda.Fill of {devices}: {sum(self.num_rows)} rows of {len(self.columns)} columns>"
 
     def _numbers(self, place: int) -> Callable[[], npt.NDArray[np.int64]]:
-        return lambda: self._rows.of(self._refill, place)
+        return lambda: self._source.of(self._refill, place)
 
     def _run(self, refill: int) -> None:
         """Fills all devices."""
         started = time.perf_counter()
-        variance = BlockVariance(len(self.columns)) if isinstance(self._rows, BlockRows) else None
+        variance = BlockVariance(len(self.columns)) if self._clustered else None
         for queue in self._queues:
             queue.device.settle()
         # From here on, devices contain a mixture of old and new rows.
         self._refill = refill
-        bar = progress_bar(self.num_rows * len(self._queues), desc="filling") if self._progress else None
+        bar = progress_bar(sum(self.num_rows), desc="filling") if self._progress else None
         try:
             for queue in self._queues:
                 queue.begin()
-            for dealt in _ahead(self._rows.chunks(refill, self._memory // _PARTS)):
-                self._put(dealt, variance, bar)
+            for part in self._source.parts(refill):
+                self._put(part, variance)
+                if bar is not None:
+                    bar.update(len(part.devices))
             for queue in self._queues:
                 queue.end()
         finally:
@@ -161,48 +165,15 @@ class Fill(Sequence[Filled]):
         self._design_effect = None if variance is None else variance.design_effect()
         self._seconds = time.perf_counter() - started
 
-    def _begun(self, numbers: npt.NDArray[np.int64]) -> tuple[Reader, Iterator[dict[str, Any]]]:
-        """Starts a pass over rows in batches that are as large as memory allows."""
-        memory = self._memory - self._memory * 2 // _PARTS
-        while True:
-            rows = gathered(self._reader, numbers, self._batch_size, memory)
-            try:
-                return rows, iter(rows)
-            except LimitError:
-                if self._batch_size <= _LEAST_BATCH:
-                    raise
-                self._batch_size = max(self._batch_size // 2, _LEAST_BATCH)
-
-    def _put(self, dealt: Dealt, variance: BlockVariance | None, bar: Any) -> None:
-        """Reads rows and puts each row into the queue of its device."""
-        if not len(dealt.rows):
-            return
-        at = 0
-        rows, batches = self._begun(dealt.rows)
-        with rows:
-            for batch in batches:
-                columns = self._columns.of(batch)
-                end = at + len(columns[0])
-                devices = dealt.devices[at:end]
-                if len(self._queues) == 1:
-                    self._queues[0].put(columns, None)
-                else:
-                    for place, queue in enumerate(self._queues):
-                        queue.put(columns, np.flatnonzero(devices == place))
-                if variance is not None and isinstance(self._rows, BlockRows):
-                    variance.add(columns, self._rows.unit_of(dealt.rows[at:end]))
-                if bar is not None:
-                    bar.update(end - at)
-                at = end
-
-
-def _ahead(chunks: Iterator[Dealt]) -> Iterator[Dealt]:
-    """Yields the same chunks, while another thread creates the next one."""
-    with ThreadPoolExecutor(1, "fastpipe-draw") as other:
-        coming = other.submit(next, chunks, None)
-        while (dealt := coming.result()) is not None:
-            coming = other.submit(next, chunks, None)
-            yield dealt
+    def _put(self, part: Part, variance: BlockVariance | None) -> None:
+        """Puts each row into the queue of its device."""
+        if len(self._queues) == 1:
+            self._queues[0].put(part.columns, None)
+        else:
+            for place, queue in enumerate(self._queues):
+                queue.put(part.columns, np.flatnonzero(part.devices == place))
+        if variance is not None and part.units is not None:
+            variance.add(part.columns, part.units)
 
 
 @memory_errors()
@@ -210,13 +181,13 @@ def fill(
     source: Reader | Source,
     devices: Sequence[Any],
     *,
-    rows: int | None = None,
-    occupancy: float = 0.8,
+    rows: int | Sequence[int] | None = None,
+    occupancy: float | Sequence[float] = 0.8,
     device_memory: int | str | None = None,
     seed: int | None = None,
     replace: bool = False,
-    method: Literal["exact", "block"] = "exact",
-    share: float = 1.0,
+    method: Literal["exact", "block", "buffered"] = "exact",
+    share: float | None = None,
     columns: str | Sequence[str] | None = None,
     dtype: npt.DTypeLike = "float32",
     order: Layout = "C",
@@ -225,33 +196,39 @@ def fill(
     index_cache: IndexCache = None,
     num_threads: int | Literal["auto"] | None = "auto",
     progress: bool = False,
+    **dialect: Unpack[DialectOptions],
 ) -> Fill:
     """Fills the memory of devices with random rows. Each device gets different rows, until its memory is full.
 
-    All rows are drawn before any row is read, as a pure function of the seed. Files are then read once for all devices,
-    in storage order. Each row is parsed once, directly into a buffer of its device. While one buffer is being filled, a
-    thread and a stream of the device copy the other one. Host memory stays within `memory_limit`.
+    The rows are a pure function of the seed. They are read once for all devices, and each row is parsed once, directly
+    into a buffer of its device. While one buffer is being filled, a thread and a stream of the device copy the other
+    one. Host memory stays within `memory_limit`.
 
     Args:
         source: CSV files (a path, a glob, a directory, or a list of these), or a reader of any source without ranks. A
             reader's features, threads and index are used, but its order isn't.
         devices: GPUs such as `"cuda:0"`, each at most once, or `"cpu"`, any number of times, for memory of this
             process.
-        rows: Number of rows on each device. Defaults to None, which fills the memory or uses up the dataset.
-        occupancy: Fraction of a GPU's free memory, or of `device_memory`, to fill, above 0 and up to 1. A device holds
-            `floor(occupancy * free / row)` rows. All devices get the number of rows of the smallest one. Defaults to
-            0.8.
+        rows: Number of rows on each device, or a list with the number of each. Defaults to None, which fills the memory
+            or uses up the dataset.
+        occupancy: Fraction of a GPU's free memory, or of `device_memory`, to fill, above 0 and up to 1, or a list with
+            the fraction of each device. A device holds `floor(occupancy * free / row)` rows. If the dataset has fewer
+            rows, all devices hold fewer in proportion. Defaults to 0.8.
         device_memory: Bytes of each device, as a number or with a unit, such as `"4GB"`. Defaults to None, which uses
             the free memory of a GPU. `"cpu"` requires this argument or `rows`.
         seed: Seed of the draw, 0 to 2^64 - 1. Defaults to a random seed, which `Fill.seed` returns.
         replace: Whether `Fill.refill` may return rows that were on a device before, by drawing each refill from all
             rows. Within a refill, no two devices have a row in common in either case. Defaults to False.
-        method: "exact" draws single rows: device `i` gets `reader.sample(rows, seed=seed, part=i)`. "block"
-            draws units (CSV chunks of 64 KiB, Avro blocks, row groups) and takes a fraction of the rows of each, so
-            only the drawn units are read. Use it if storage is slow compared with the amount of data. Neighboring rows
-            are often alike, and `Fill.design_effect` measures the loss of precision. Defaults to "exact".
-        share: With `method="block"`, the fraction of a unit's rows to take, above 0 and up to 1. A smaller fraction
-            reads more data for the same number of rows, but the sample is more precise. Defaults to 1.
+        method: "exact" draws single rows: with equal counts, device `i` gets `reader.sample(rows, seed=seed, part=i)`.
+            "block" draws units (CSV chunks of 64 KiB, Avro blocks, row groups) and takes a fraction of the rows of
+            each, so only the drawn units are read. Use it if storage is slow compared with the amount of data.
+            "buffered" does the same with cells of CSV files of up to 256 KiB, and needs no scan and no index: the first
+            rows arrive at once, and a refill reads only what it draws. Files may grow, and rows that are appended after
+            the files were opened are left out. Neighboring rows are often alike, and `Fill.design_effect` measures the
+            loss of precision. Defaults to "exact".
+        share: With "block" and "buffered", the fraction of the rows of a unit or cell to take, above 0 and up to 1. A
+            smaller fraction reads more data for the same number of rows, but the sample is more precise. Defaults to 1
+            for "block", and to 0.25 for "buffered".
         columns: Features to read, in this order: a list, or one name as a string. Defaults to None for all features,
             which must be numeric.
         dtype: Numeric dtype of the arrays. NaN marks missing values. Defaults to float32.
@@ -266,6 +243,8 @@ def fill(
         num_threads: Number of threads that read files, 1 to 4096, or `"auto"`. Not supported for readers. Defaults to
             "auto".
         progress: Whether to show a progress bar. Defaults to False.
+        **dialect: `delimiter`, `quote`, `header`, `comment`, `decimal`, `null_values` and `on_ragged` of CSV files, as
+            in `read_csv`. Not supported for readers. With "buffered", `on_ragged` must be "error".
 
     Returns:
         The filled devices, in the order of `devices`.
@@ -297,47 +276,45 @@ def fill(
         raise ValueError(f"dtype must be numeric; got {kind}")
     if order not in ("C", "F"):
         raise ValueError(f'order must be "C" or "F"; got {shown(order)}')
-    if method not in ("exact", "block"):
-        raise ValueError(f'method must be "exact" or "block"; got {shown(method)}')
-    if not 0 < occupancy <= 1:
-        raise ValueError(f"occupancy must be above 0 and at most 1; got {occupancy}")
-    if not 0 < share <= 1 or (share != 1 and method == "exact"):
-        raise ValueError(f'share must be above 0 and at most 1, and 1 unless method="block"; got {share}')
+    if method not in ("exact", "block", "buffered"):
+        raise ValueError(f'method must be "exact", "block" or "buffered"; got {shown(method)}')
+    if share is not None and method == "exact":
+        raise ValueError('share is for method="block" and "buffered": method="exact" draws single rows')
+    part = share_of(1.0 if share is None and method == "block" else share)
     again = flag("replace", replace)
     allowed = memory_size("memory_limit", memory_limit)
     if allowed < _LEAST_MEMORY:
         raise ValueError(f"memory_limit must be at least {_LEAST_MEMORY} bytes; got {allowed}")
     chosen = seed_of(seed)
     targets = _devices(devices, framework)
-    reader, read = _opened(source, columns, kind, index_cache, num_threads)
-    units = counts_of(reader)
-    total = int(units.sum(dtype=np.int64))
-    count = _count(rows, targets, occupancy, device_memory, len(read.names) * kind.itemsize)
-    drawn: FilledRows
-    if method == "block":
-        if rows is None:
-            count = min(count, max(BlockRows.most(units, share) // len(targets), 1))
-        drawn = BlockRows(units, count, len(targets), chosen, share, replace=again)
+    wanted = _wanted_rows(rows, occupancy, device_memory, len(targets))
+    drawn: RowSource
+    if method == "buffered":
+        buffer = _line_buffer(source, columns, kind, chosen, part, allowed // 2, index_cache, num_threads, dialect)
+        read = Columns(buffer.features, None, kind)
+        counts = wanted(targets, len(read.names) * kind.itemsize, None)
+        drawn = BufferedRows(buffer, read, counts, chosen, replace=again)
     else:
-        if rows is None:
-            count = min(count, total // len(targets))
-        drawn = ExactRows(total, max(count, 1), len(targets), chosen, replace=again)
+        reader, read = _opened(source, columns, kind, index_cache, num_threads, dialect)
+        units = counts_of(reader)
+        total = int(units.sum(dtype=np.int64))
+        most = BlockRows.most(units, part) if method == "block" else total
+        counts = wanted(targets, len(read.names) * kind.itemsize, most)
+        selection: Selection = ExactRows(total, counts, chosen, replace=again)
+        if method == "block":
+            selection = BlockRows(units, counts, chosen, part, replace=again)
+        # A batch keeps all of its units open at the same time.
+        close = part if method == "block" else sum(counts) / max(total, 1)
+        batch_size = min(max(int(MOST_BATCH * close), LEAST_BATCH), MOST_BATCH)
+        drawn = SelectedRows(reader, read, selection, batch_size, allowed)
     drawn.check(0)
-    # A batch keeps all of its units open at the same time.
-    part = share if method == "block" else count * len(targets) / max(total, 1)
-    batch_size = min(max(int(_MOST_BATCH * part), _LEAST_BATCH), _MOST_BATCH)
-    queues = _queues(targets, count, len(read.names), kind, order, allowed)
+    queues = _queues(targets, counts, len(read.names), kind, order, allowed)
+    matrices = [
+        queue.device.matrix(count, len(read.names), kind, order) for queue, count in zip(queues, counts, strict=True)
+    ]
+    clustered = method != "exact"
     filled = Fill(
-        reader,
-        read,
-        drawn,
-        count,
-        chosen,
-        queues,
-        lambda queue: queue.device.matrix(count, len(read.names), kind, order),
-        batch_size=batch_size,
-        memory_limit=allowed,
-        progress=flag("progress", progress),
+        drawn, read.names, counts, chosen, queues, matrices, clustered=clustered, progress=flag("progress", progress)
     )
     filled.refill()
     return filled
@@ -349,17 +326,43 @@ def _opened(
     dtype: np.dtype[Any],
     index_cache: IndexCache,
     num_threads: int | Literal["auto"] | None,
+    dialect: DialectOptions,
 ) -> tuple[Reader, Columns]:
     """Returns a reader of the source, and the columns that its features contain."""
     if isinstance(source, Reader):
-        if index_cache is not None or num_threads != "auto":
-            raise ValueError("index_cache and num_threads are for files only: set them when you create the reader")
+        if index_cache is not None or num_threads != "auto" or dialect:
+            raise ValueError(
+                "index_cache, num_threads and the dialect are for files only: set them when you create the reader"
+            )
         return source, Columns(source.features, column_names(columns), dtype)
     # Files of other formats need a reader.
-    from fastpipe.csv._sampling import of_numbers
-
-    reader, wanted = of_numbers(source, columns, dtype, index_cache, {"num_threads": num_threads})
+    asked = Asked.of(1, 0, LosslessDialect.given(dialect), columns, dtype, "C", {"num_threads": num_threads})
+    asked, data, wanted = asked.opened(opened(source, SUFFIXES), index_cache)
+    reader = asked.reader(data)
     return reader, Columns(reader.features, wanted, dtype)
+
+
+def _line_buffer(
+    source: Reader | Source,
+    columns: str | Sequence[str] | None,
+    dtype: np.dtype[Any],
+    seed: int,
+    share: float,
+    memory: int,
+    index_cache: IndexCache,
+    num_threads: int | Literal["auto"] | None,
+    dialect: DialectOptions,
+) -> LineBuffer:
+    """Returns the buffer that draws rows of CSV files."""
+    if isinstance(source, Reader):
+        raise TypeError('method="buffered" reads CSV files: pass their paths, or use method="block" for a reader')
+    if index_cache is not None:
+        raise ValueError('method="buffered" needs no index: leave out index_cache')
+    lines = LosslessDialect.given(dialect)
+    if lines.on_ragged != "error":
+        raise ValueError('on_ragged must be "error" with method="buffered": use method="exact" to skip rows')
+    asked = Asked.of(1, seed, lines, columns, dtype, "C", {"num_threads": num_threads, "memory_limit": memory})
+    return LineBuffer(opened(source, SUFFIXES), asked, share)
 
 
 def _devices(devices: Sequence[Any], framework: str | None) -> list[Device]:
@@ -399,40 +402,68 @@ def _gpu_device(device: Any, framework: str | None) -> Device:
         raise ImportError(f"{device} requires {chosen}, which is not installed: {install}") from error
 
 
-def _count(
-    rows: int | None,
-    devices: list[Device],
-    occupancy: float,
+def _wanted_rows(
+    rows: int | Sequence[int] | None,
+    occupancy: float | Sequence[float],
     device_memory: int | str | None,
-    row_bytes: int,
-) -> int:
-    """Returns the number of rows that fit on each device, or `rows` if it is given."""
+    devices: int,
+) -> Callable[[list[Device], int, int | None], list[int]]:
+    """Checks the arguments, and returns a function that returns the number of rows of each device.
+
+    The function takes the devices, the bytes of a row and the number of rows in the dataset, if it is known.
+    """
+    parts = _each("occupancy", occupancy, devices)
+    for part in parts:
+        if not isinstance(part, int | float) or not 0 < part <= 1:
+            raise ValueError(f"occupancy must be above 0 and at most 1; got {shown(part)}")
     if rows is not None:
         if device_memory is not None:
             raise ValueError("pass either rows or device_memory, not both")
-        return within("rows", rows, 1, LARGEST_SAMPLE)
-    given = None if device_memory is None else memory_size("device_memory", device_memory)
-    fewest = LARGEST_SAMPLE
-    for device in devices:
-        room = device.free() if given is None else given
+        given = [within("rows", count, 1, LARGEST_SAMPLE) for count in _each("rows", rows, devices)]
+        return lambda *_: given
+    room = None if device_memory is None else memory_size("device_memory", device_memory)
+    return lambda targets, row_bytes, most: _fitting(targets, parts, room, row_bytes, most)
+
+
+def _each(name: str, value: Any, devices: int) -> list[Any]:
+    """Returns the value of each device."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * devices
+    if len(value) != devices:
+        raise ValueError(f"{name} must have an entry for each of {devices} devices; got {len(value)}")
+    return list(value)
+
+
+def _fitting(
+    devices: list[Device], occupancy: list[float], device_memory: int | None, row_bytes: int, most: int | None
+) -> list[int]:
+    """Returns the number of rows that fit on each device, or fewer if the dataset has fewer."""
+    counts = []
+    for device, part in zip(devices, occupancy, strict=True):
+        room = device.free() if device_memory is None else device_memory
         if room is None:
             raise ValueError(f'the free memory of "{device.name}" is unknown: pass rows=..., or device_memory="4GB"')
-        fit = int(occupancy * room / row_bytes)
+        fit = min(int(part * room / row_bytes), LARGEST_SAMPLE)
         if fit < 1:
             raise ValueError(
-                f"no row of {row_bytes} bytes fits into {occupancy:g} of the {room} bytes that {device.name} has"
+                f"no row of {row_bytes} bytes fits into {part:g} of the {room} bytes that {device.name} has"
             )
-        fewest = min(fewest, fit)
-    return fewest
+        counts.append(fit)
+    if most is not None and sum(counts) > most:
+        counts = [max(count * most // sum(counts), 1) for count in counts]
+    return counts
 
 
 def _queues(
-    devices: list[Device], rows: int, columns: int, dtype: np.dtype[Any], order: Layout, memory: int
+    devices: list[Device], rows: list[int], columns: int, dtype: np.dtype[Any], order: Layout, memory: int
 ) -> list[TransferQueue]:
     """Allocates the memory of all devices, and returns the queue that fills each device."""
     row_bytes = columns * dtype.itemsize
     most = min(memory // _PARTS // BUFFERS // len(devices), _LARGEST_BUFFER)
     buffer_rows = max(most // row_bytes, 1)
-    for device in devices:
-        device.hold(rows * row_bytes)
-    return [TransferQueue(device, rows, columns, dtype, order, buffer_rows) for device in devices]
+    for device, count in zip(devices, rows, strict=True):
+        device.hold(count * row_bytes)
+    return [
+        TransferQueue(device, count, columns, dtype, order, buffer_rows)
+        for device, count in zip(devices, rows, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""Selection of the rows that each device gets: a pure function of row counts and the seed.
+"""Selection of the rows that each device gets by index: a pure function of row counts and the seed.
 
 The rows of one refill are yielded in chunks, in storage order. So the dataset is read once for all devices, and no list
 of all rows is kept in memory.
@@ -6,7 +6,7 @@ of all rows is kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -34,8 +34,42 @@ class Dealt(NamedTuple):
     devices: Numbers
 
 
-class FilledRows(Protocol):
-    """The rows of refills."""
+class Shares:
+    """The number of rows of each device, and the draws that belong to it.
+
+    Args:
+        rows: Number of rows for each device.
+
+    Attributes:
+        total: Number of rows of all devices.
+    """
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self._rows = list(rows)
+        self._ends = np.cumsum(self._rows, dtype=np.int64)
+        self.total = int(self._ends[-1])
+
+    def devices(self, draws: Numbers) -> Numbers:
+        """Returns the device of each draw of a refill."""
+        return np.searchsorted(self._ends, draws, side="right")
+
+    def range(self, device: int) -> tuple[int, int]:
+        """Returns the first draw of a device, and the first draw of the next device."""
+        return int(self._ends[device]) - self._rows[device], int(self._ends[device])
+
+    def too_few(self, refill: int, there: int, of: str = "") -> str:
+        """Returns the message that too few rows are left for a refill."""
+        behind = f" after {refill} refills of the same size" if refill else ""
+        more = "; with replace=True, a refill can contain rows of earlier refills" if refill else ""
+        count = len(self._rows)
+        wanted = f"{self.total} rows for {count} devices"
+        if len(set(self._rows)) == 1:
+            wanted = f"{self._rows[0]} rows for " + (f"each of {count} devices" if count > 1 else "one device")
+        return f"{wanted}{behind} are more than the {there} rows available{of}{more}"
+
+
+class Selection(Protocol):
+    """Indices of the rows of refills."""
 
     def check(self, refill: int) -> None:
         """Checks that enough rows are left for a refill.
@@ -57,37 +91,35 @@ class ExactRows:
     Args:
         total: Number of rows in the dataset.
         rows: Number of rows for each device.
-        devices: Number of devices.
         seed: Seed of the draw.
         replace: Whether a refill may contain rows of earlier refills.
     """
 
-    def __init__(self, total: int, rows: int, devices: int, seed: int, *, replace: bool) -> None:
-        self._total, self._rows, self._devices = total, rows, devices
+    def __init__(self, total: int, rows: Sequence[int], seed: int, *, replace: bool) -> None:
+        self._total, self._shares = total, Shares(rows)
         self._seed, self._replace = seed, replace
 
     def check(self, refill: int) -> None:
         """Checks that enough rows are left for a refill."""
-        needed = self._rows * self._devices * (1 if self._replace else refill + 1)
-        if needed > self._total:
-            raise ValueError(_too_few(refill, self._rows, self._devices, self._total))
+        if self._shares.total * (1 if self._replace else refill + 1) > self._total:
+            raise ValueError(self._shares.too_few(refill, self._total))
 
     def chunks(self, refill: int, memory: int) -> Iterator[Dealt]:
         """Yields the drawn rows in ranges of the dataset that contain about the same number of rows."""
-        drawing = self._drawing(refill, 0, self._rows * self._devices)
-        count = -(-self._rows * self._devices * ROW_BYTES // max(memory, ROW_BYTES))
+        drawing = self._drawing(refill, 0, self._shares.total)
+        count = -(-self._shares.total * ROW_BYTES // max(memory, ROW_BYTES))
         bounds = [self._total * number // count for number in range(count + 1)]
         for start, end in pairwise(bounds):
             rows, draws = drawing.within(start, end)
-            draws //= self._rows
-            yield Dealt(rows, draws)
+            yield Dealt(rows, self._shares.devices(draws))
 
     def of(self, refill: int, device: int) -> Numbers:
         """Returns one part of the drawing."""
-        return self._drawing(refill, device * self._rows, self._rows).within(0, self._total)[0]
+        start, stop = self._shares.range(device)
+        return self._drawing(refill, start, stop - start).within(0, self._total)[0]
 
     def _drawing(self, refill: int, behind: int, rows: int) -> Drawing:
-        skipped = behind if self._replace else behind + refill * self._rows * self._devices
+        skipped = behind if self._replace else behind + refill * self._shares.total
         epoch = refill if self._replace else 0
         return Drawing(self._total, rows, skipped=skipped, seed=self._seed, epoch=epoch)
 
@@ -100,7 +132,6 @@ class BlockRows:
     Args:
         unit_rows: Number of rows in each unit.
         rows: Number of rows for each device.
-        devices: Number of devices.
         seed: Seed of the draw.
         share: Fraction of a unit's rows to take, above 0 and up to 1.
         replace: Whether a refill may contain rows of earlier refills.
@@ -109,8 +140,7 @@ class BlockRows:
     def __init__(
         self,
         unit_rows: npt.NDArray[np.uint32],
-        rows: int,
-        devices: int,
+        rows: Sequence[int],
         seed: int,
         share: float,
         *,
@@ -119,7 +149,7 @@ class BlockRows:
         self._counts = unit_rows.astype(np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
         self._taken = self.most(unit_rows, share)
-        self._rows, self._devices = rows, devices
+        self._shares = Shares(rows)
         self._seed, self._share, self._replace = seed, share, replace
 
     @staticmethod
@@ -130,9 +160,9 @@ class BlockRows:
 
     def check(self, refill: int) -> None:
         """Checks that enough rows are left for a refill."""
-        if self._rows * self._devices * (1 if self._replace else refill + 1) > self._taken:
+        if self._shares.total * (1 if self._replace else refill + 1) > self._taken:
             of = f" at a share of {self._share:g} of each unit" if self._share < 1 else ""
-            raise ValueError(_too_few(refill, self._rows, self._devices, self._taken, of))
+            raise ValueError(self._shares.too_few(refill, self._taken, of))
 
     def unit_of(self, rows: Numbers) -> Numbers:
         """Returns the units of rows."""
@@ -141,7 +171,7 @@ class BlockRows:
     def chunks(self, refill: int, memory: int) -> Iterator[Dealt]:
         """Yields the rows of the drawn units in storage order."""
         self.check(refill)
-        needed, circle = self._rows * self._devices, refill if self._replace else 0
+        needed, circle = self._shares.total, refill if self._replace else 0
         skipped = 0 if self._replace else refill * needed
         drawn = arc(self._counts, self._taken, skipped, needed, self._seed, self._stream(circle, 0))
         behind = np.cumsum(drawn.stops - drawn.starts)
@@ -152,7 +182,7 @@ class BlockRows:
             end = max(int(np.searchsorted(behind, before + memory // ROW_BYTES, side="right")), at + 1)
             rows = self._rows_of(Arc(*(column[at:end] for column in drawn)), self._stream(circle, 1))
             draws = deal.within(before, int(behind[end - 1]))[1]
-            yield Dealt(rows, draws // self._rows)
+            yield Dealt(rows, self._shares.devices(draws))
             at, before = end, int(behind[end - 1])
 
     def of(self, refill: int, device: int) -> Numbers:
@@ -175,12 +205,10 @@ class BlockRows:
         return rows[inside]
 
     def _stream(self, refill: int, what: int) -> int:
-        # Small numbers are the streams of other draws with the same seed.
-        return (1 << 40) + 4 * refill + what
+        return stream_of(refill, what)
 
 
-def _too_few(refill: int, rows: int, devices: int, there: int, of: str = "") -> str:
-    behind = f" after {refill} refills of the same size" if refill else ""
-    more = "; with replace=True, a refill can contain rows of earlier refills" if refill else ""
-    many = f"{devices} devices" if devices > 1 else "one device"
-    return f"{rows} rows for {many}{behind} are more than the {there} rows available{of}{more}"
+def stream_of(refill: int, what: int) -> int:
+    """Returns the stream of one of the draws of a refill."""
+    # Small numbers are the streams of other draws with the same seed.
+    return (1 << 40) + 4 * refill + what

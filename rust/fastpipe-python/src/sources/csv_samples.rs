@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Result, path_text};
-use fastpipe_datasets::UnscannedCsv;
+use fastpipe_datasets::{DrawnLines, UnscannedCsv};
 use fastpipe_files::Halt;
 use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
@@ -51,6 +51,83 @@ pub(crate) fn estimate_csv<'py>(
     log(py, &notes)?;
     let (files, offsets) = (array(py, drawn.files)?, array(py, drawn.offsets)?);
     Ok((CsvDataset::picked(py, drawn.rows)?, files, offsets, drawn.estimate))
+}
+
+/// Rows that were drawn: a dataset, and the file, the byte offset, the cell and the place of each row.
+type Lines<'py> = (
+    Py<CsvDataset>,
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<i64>>,
+);
+
+/// Draws rows of cells of files, again and again.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct CsvLineBuffer(Mutex<fastpipe_datasets::CsvLineBuffer>);
+
+impl CsvLineBuffer {
+    fn with<T>(&self, part: impl FnOnce(&mut fastpipe_datasets::CsvLineBuffer) -> T) -> T {
+        part(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[pymethods]
+impl CsvLineBuffer {
+    #[new]
+    #[pyo3(signature = (files, dialect, share, seed, circle, *, num_threads))]
+    fn new(
+        py: Python<'_>,
+        files: Files,
+        dialect: LoweredDialect,
+        share: f64,
+        seed: u64,
+        circle: u64,
+        num_threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let dialect = self::dialect(dialect)?;
+        let mut how = files.opening(false);
+        how.threads = num_threads.unwrap_or(how.threads);
+        let opened = py.detach(|| {
+            let (files, notes) = UnscannedCsv::open(dialect, &files.paths, how, &mut signals())?;
+            Ok::<_, Halt<PyErr>>((
+                fastpipe_datasets::CsvLineBuffer::new(files, share, seed, circle)?,
+                notes,
+            ))
+        });
+        let (buffer, notes) = opened.py(py)?;
+        log(py, &notes)?;
+        Ok(CsvLineBuffer(Mutex::new(buffer)))
+    }
+
+    /// Begins another circle.
+    fn restart(&self, py: Python<'_>, circle: u64) {
+        py.detach(|| self.with(|buffer| buffer.restart(circle)));
+    }
+
+    /// Draws the next rows: `rows` of them, or as many as fit into about `bytes` of memory.
+    fn next<'py>(&self, py: Python<'py>, rows: u64, bytes: u64) -> PyResult<Lines<'py>> {
+        let drawn = py.detach(|| self.with(|buffer| buffer.next(rows, bytes, &mut signals())));
+        let DrawnLines {
+            rows,
+            files,
+            offsets,
+            cells,
+            places,
+        } = drawn.py(py)?;
+        Ok((
+            CsvDataset::picked(py, rows)?,
+            array(py, files)?,
+            array(py, offsets)?,
+            array(py, cells)?,
+            array(py, places)?,
+        ))
+    }
+
+    /// Returns the estimated number of rows with its 95 % confidence interval.
+    fn estimate(&self, py: Python<'_>) -> (f64, f64, f64) {
+        py.detach(|| self.with(|buffer| buffer.estimate()))
+    }
 }
 
 /// Draws rows from a stream whose bytes are pushed.
