@@ -505,5 +505,5 @@ def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
         fastpipe.csv.sample_csv(path, 5001, seed=1, method="block", columns=["y"])
     with pytest.raises(ValueError, match="equal probability: leave out replace, or draw"):
         fastpipe.csv.sample_csv(path, 5, method="block", columns=["y"], replace=True)
-    with pytest.raises(ValueError, match='method must be "exact", "block", "estimate" or "stream"; got'):
+    with pytest.raises(ValueError, match='method must be "exact", "block", "buffered", "estimate" or "stream"; got'):
         fastpipe.csv.sample_csv(path, 5, method="naive", columns=["y"])  # type: ignore[arg-type]

@@ -160,8 +160,8 @@ impl CsvLineBuffer {
     /// Fewer rows that fit mean that all rows of the circle were drawn.
     ///
     /// # Errors
-    /// Errors of storage, of the text or of memory; [`ErrorKind::Limit`] for a row of more than `bytes` bytes; any error
-    /// of `on_progress`.
+    /// Errors of storage, of the text or of memory; [`ErrorKind::Limit`] for a row of more than `bytes` bytes; any
+    /// error of `on_progress`.
     pub fn next<E: Send>(
         &mut self,
         rows: u64,

@@ -11,8 +11,8 @@ impl Surroundings<'_> {
     /// Passes on each row that starts in a range of the span, with its offset.
     ///
     /// # Errors
-    /// As for [`Surroundings::row_at`], for the byte before the range. [`ErrorKind::Limit`] if a row has more than `most`
-    /// bytes, [`ErrorKind::Malformed`] if it is never closed. Any error of `each`.
+    /// As for [`Surroundings::row_at`], for the byte before the range. [`ErrorKind::Limit`] if a row has more than
+    /// `most` bytes, [`ErrorKind::Malformed`] if it is never closed. Any error of `each`.
     pub fn rows_in(
         &mut self,
         range: Range<u64>,
