@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fastpipe._arguments import column_names, flag, memory_size, shown, within
 from fastpipe._files._in_memory_files import Source
 from fastpipe._files._index_cache import IndexCache
+from fastpipe._private_constructor import private_constructor
 from fastpipe._progress import progress_bar
 from fastpipe._reader.ordering import seed_of
 from fastpipe._reader.reader import Reader
@@ -47,7 +48,8 @@ class Fill(Sequence[Filled]):
         seed: Seed with which the rows are drawn.
     """
 
-    def __init__(
+    @private_constructor("fastpipe.cuda.fill(...)")
+    def _of(
         self,
         reader: Reader,
         columns: Columns,
@@ -72,7 +74,7 @@ class Fill(Sequence[Filled]):
         self._seconds = 0.0
         self._design_effect: npt.NDArray[np.float64] | None = None
         self._filled = [
-            Filled(queue.device, matrices(queue), columns.names, self._numbers(place))
+            Filled._of(queue.device, matrices(queue), columns.names, self._numbers(place))
             for place, queue in enumerate(queues)
         ]
 
@@ -327,7 +329,7 @@ def fill(
     part = share if method == "block" else count * len(targets) / max(total, 1)
     batch_size = min(max(int(_MOST_BATCH * part), _LEAST_BATCH), _MOST_BATCH)
     queues = _queues(targets, count, len(read.names), kind, order, allowed)
-    filled = Fill(
+    filled = Fill._of(
         reader,
         read,
         drawn,
