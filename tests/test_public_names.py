@@ -144,6 +144,7 @@ def test_constructors_mention_only_public_types() -> None:
 def test_classes_that_only_functions_create_name_these_functions() -> None:
     hidden = {value.__name__: value for value in classes() if "_of" in vars(value)}
     assert {"Reader", "LeaseWorker", "Prefetcher", "Fill", "Filled", "DatasetIterator", "IterableDataset"} < set(hidden)
+    assert {"FeatureStatistics", "Description", "Interactions"} < set(hidden)
     for name, value in hidden.items():
         with pytest.raises(TypeError, match=rf"^{name} can't be constructed: use \w.*\("):
             value(1, data=2)
