@@ -29,7 +29,7 @@ RETURNED = {
     *("AvroLocation", "CsvLocation", "PointLocation", "RowLocation", "UnitLocation"),
 }
 # Types that describe arguments: keyword arguments, and protocols.
-ARGUMENTS = {"Directory", "Options", "ReadableFile", "Units"}
+ARGUMENTS = {"Directory", "InferOptions", "Options", "ReadableFile", "Units"}
 
 
 class Documented(NamedTuple):

@@ -6,6 +6,7 @@ Functions and methods of fastpipe create the objects; programs name the types in
 from __future__ import annotations
 
 from fastpipe._files._in_memory_files import ReadableFile
+from fastpipe._formats import InferOptions
 from fastpipe._locations import Location, RowLocation
 from fastpipe._reader.growth import Growth
 from fastpipe._reader.options import Options
@@ -21,6 +22,7 @@ __all__ = [
     "FeatureStatistics",
     "Features",
     "Growth",
+    "InferOptions",
     "Location",
     "Measure",
     "Options",
