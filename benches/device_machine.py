@@ -73,7 +73,7 @@ class Machine:
 
         if not self.dry_run:
             return fastpipe.cuda.iterator(reader, self.device, **options)
-        return fastpipe.cuda.Prefetcher(reader, [self.engine()], 2, several=False)
+        return fastpipe.cuda.Prefetcher._of(reader, [self.engine()], 2, several=False)
 
     def synchronize(self) -> None:
         """Waits until the device has finished all work."""

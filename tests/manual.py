@@ -100,18 +100,27 @@ def write(folder: Path) -> None:
 
 
 class Example(NamedTuple):
-    """Python code, or one `fastpipe` command."""
+    """Python code, or one `fastpipe` command.
+
+    Attributes:
+        output: What the code prints, if the next block shows it.
+    """
 
     page: Path
     language: str
     code: str
+    output: str | None = None
+
+
+# A block of code, and a block of text that follows without prose.
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 
 
 def examples(page: Path) -> Iterator[Example]:
     """Yields the examples of a page in order. Commands of other programs are skipped."""
-    for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+    for language, code, output in _BLOCK.findall(page.read_text("utf-8")):
         if language == "python":
-            yield Example(page, language, code)
+            yield Example(page, language, code, output or None)
         elif language == "sh":
             yield from (Example(page, language, line) for line in code.splitlines() if line.startswith("fastpipe "))
 

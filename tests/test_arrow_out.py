@@ -222,6 +222,17 @@ def test_arrow_keeps_shared_memory_alive() -> None:
     assert alive() is None
 
 
+def test_more_levels_than_pyarrow_imports_are_refused() -> None:
+    column: Any = np.arange(1)
+    for _ in range(62):
+        column = Ragged(column, np.array([0, 1]))
+    assert to_arrow({"x": column}).num_rows == 1
+    column = Ragged(column, np.array([0, 1]))
+    for convert in (lambda: to_arrow({"x": column}), lambda: Ragged(column, np.array([0, 1])).to_arrow()):
+        with pytest.raises(fastpipe.errors.LimitError, match="at most 64 levels of nesting"):
+            convert()
+
+
 # --- Unsupported values ---
 
 TWO = np.arange(2)
@@ -230,10 +241,10 @@ TWO = np.arange(2)
 @pytest.mark.parametrize(
     ("column", "kind", "message"),
     [
-        (np.float32(1), TypeError, "column 'x' is np.float32"),
+        (np.float32(1), TypeError, "column 'x' must be a NumPy array, .*; got np.float32"),
         (np.array(1), TypeError, "column 'x' is an array without dimensions"),
-        ([1, 2], TypeError, r"column 'x' is \[1, 2\]: only NumPy arrays and fastpipe's array types can be converted"),
-        (None, TypeError, "column 'x' is None"),
+        ([1, 2], TypeError, r"column 'x' must be a NumPy array, Ragged, .* or SparseCSR; got \[1, 2\]"),
+        (None, TypeError, "column 'x' must be a NumPy array, .*; got None"),
         (np.array(["a", None], object), TypeError, r"column 'x' has dtype object.*Strings"),
         (np.array(["a", "b"]), TypeError, r"column 'x' has dtype <U1.*Strings"),
         (np.array([1j, 2]), TypeError, "column 'x' has dtype complex128"),

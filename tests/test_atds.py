@@ -280,7 +280,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Records the lists of files that are opened. All files count as written long ago."""
     seen: list[list[str]] = []
     data = _atds_schema.AvroData
-    monkeypatch.setattr(_atds_schema, "_COARSEST_CLOCK", -(10**12))
+    monkeypatch.setattr(_atds_schema, "_SETTLED", -(10**12))
     monkeypatch.setattr(_atds_schema, "AvroData", lambda files, *a, **k: seen.append(files) or data(files, *a, **k))
     return seen
 

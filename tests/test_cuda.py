@@ -111,14 +111,14 @@ def test_forms(data: Data, forms: dict[str, Any], features: dict[str, Any]) -> N
 def test_a_batch_is_one_block_of_memory(large: Data, num_threads: int) -> None:
     reader = large.read(batch_size=4000, num_threads=num_threads)
     engine = PlainEngine()
-    for batch in fastpipe.cuda.Prefetcher(reader, [engine], 2, several=False):
+    for batch in fastpipe.cuda.Prefetcher._of(reader, [engine], 2, several=False):
         storages = {part.untyped_storage().data_ptr() for node in batch.values() for part in parts(node)}
         assert len(storages) == 1
     # There are pieces of fixed size, and pieces of variable size, which may be joined.
     assert engine.pieces
     assert all(1 < pieces <= 10 for pieces in engine.pieces)
     padded = large.read(batch_size=4000, rank=0, world_size=2, on_uneven="pad")
-    for batch in fastpipe.cuda.Prefetcher(padded, [PlainEngine()], 2, several=False):
+    for batch in fastpipe.cuda.Prefetcher._of(padded, [PlainEngine()], 2, several=False):
         assert batch["valid"].untyped_storage().data_ptr() == batch["id"].untyped_storage().data_ptr()
 
 
@@ -347,7 +347,7 @@ def test_a_device_without_memory(data: Data) -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             super()._transfer(piece, to)
 
-    batches = iter(fastpipe.cuda.Prefetcher(data.read(batch_size=7), [Full()], 2, several=False))
+    batches = iter(fastpipe.cuda.Prefetcher._of(data.read(batch_size=7), [Full()], 2, several=False))
     assert ids_by_batch(next(batches) for _ in range(3)) == [list(range(i, i + 7)) for i in (0, 7, 14)]
     with pytest.raises(torch.OutOfMemoryError):
         next(batches)
@@ -360,7 +360,7 @@ def test_no_page_locked_memory(data: Data) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
     engine.allocate = allocate
-    batches = fastpipe.cuda.Prefetcher(data.read(batch_size=7), [engine], 2, several=False)
+    batches = fastpipe.cuda.Prefetcher._of(data.read(batch_size=7), [engine], 2, several=False)
     with pytest.raises(
         fastpipe.errors.LimitError, match="the allocator raised RuntimeError: CUDA error: out of memory"
     ):
@@ -373,7 +373,7 @@ sys.path.insert(0, {folder!r})
 import fastpipe, fastpipe.cuda, samples
 from plain_gpu import PlainEngine
 reader = fastpipe.read_avro({paths!r}, columns=["id", "words"], batch_size=7, epochs=None, num_threads=2)
-batches = fastpipe.cuda.Prefetcher(reader, [PlainEngine(), PlainEngine()], 2, several=True)
+batches = fastpipe.cuda.Prefetcher._of(reader, [PlainEngine(), PlainEngine()], 2, several=True)
 for step, batch in enumerate(batches):
     if step == 3:
         {how}
@@ -459,7 +459,7 @@ def test_batches_are_decoded_to_page_locked_memory(large: Data, num_threads: int
 
     seen: list[int] = []
     reader = large.read(batch_size=4000, num_threads=num_threads)
-    batches = fastpipe.cuda.Prefetcher(reader, [Looking("cuda:0", Forms())], 2, several=False)
+    batches = fastpipe.cuda.Prefetcher._of(reader, [Looking("cuda:0", Forms())], 2, several=False)
     for batch, wanted in zip(batches, large.read(batch_size=4000), strict=True):
         assert batch["id"].device == torch.device("cuda:0")
         same(batch, fastpipe.torch.tensors(wanted))

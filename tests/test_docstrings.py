@@ -24,12 +24,12 @@ FRAMEWORKS = ("torch", "jax", "tensorflow", "xgboost", "ray")
 # Public types that only functions of fastpipe create. The functions have the examples.
 RETURNED = {
     *("Candidates", "CsvSample", "Description", "FeatureStatistics", "Growth", "HeldOut", "LeaseWorker"),
-    *("LedgerStatus", "EpochStatus", "WorkerStatus", "Partition", "RowEstimate", "ShuffleReport"),
+    *("LedgerStatus", "EpochStatus", "WorkerStatus", "Measure", "Partition", "RowEstimate", "ShuffleReport"),
     *("PrometheusCollector", "SqlPartition", "SqlPlan", "WrittenFile", "Features", "StepOfEpoch"),
     *("AvroLocation", "CsvLocation", "PointLocation", "RowLocation", "UnitLocation"),
 }
-# Types that describe arguments: keyword arguments, and a protocol whose example is that of `read_units`.
-ARGUMENTS = {"Directory", "Options", "Units"}
+# Types that describe arguments: keyword arguments, and protocols.
+ARGUMENTS = {"Directory", "InferOptions", "Options", "ReadableFile", "Units"}
 
 
 class Documented(NamedTuple):

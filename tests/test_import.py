@@ -101,6 +101,32 @@ def test_names_of_the_stub_are_loaded_late(package: ModuleType) -> None:
     assert {name for name in names if isinstance(getattr(package, name), ModuleType)} == names - set(package.__all__)
 
 
+@pytest.mark.parametrize("name", ["cuda", "jax", "ray", "tf", "torch", "xgboost"])
+def test_adapters_are_loaded_when_they_are_used(name: str) -> None:
+    framework = {"cuda": "numpy", "tf": "tensorflow"}.get(name, name)
+    pytest.importorskip(framework)
+    script = """
+        import fastpipe
+        name = sys.argv[1]
+        print(name in dir(fastpipe), f"fastpipe.{name}" in sys.modules)
+        adapter = getattr(fastpipe, name)
+        print(adapter.__name__, name in dir(fastpipe), sys.argv[2] in sys.modules)
+    """
+    assert outcome(script, name, framework).splitlines() == ["False False", f"fastpipe.{name} True True"]
+
+
+def test_a_missing_framework_is_named() -> None:
+    script = """
+        sys.modules["torch"] = None
+        import fastpipe
+        try:
+            fastpipe.torch
+        except ImportError as error:
+            print(error)
+    """
+    assert "pip install 'fastpipe-data[torch]'" in outcome(script, "", "")
+
+
 def test_no_additional_library_is_loaded(tmp_path: Path) -> None:
     for name in ("framework", "cc"):
         shutil.copy(_fastpipe.__file__, tmp_path / f"libtensorflow_{name}.so.2")

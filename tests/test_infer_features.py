@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import fastpipe
 from every_source import Slices
 from fastpipe.errors import MissingFileError, SchemaError, UnsupportedError
+from fastpipe.typing import InferOptions, Options
 
 FORMATS = ["avro", "csv", "csv.gz", "tsv", "parquet", "pq", "arrow", "feather"]
 TEXT = "id,name,score\n" + "".join(f"{i},{chr(97 + i % 5)},{i / 7 if i % 3 else ''}\n" for i in range(60))
@@ -127,16 +129,30 @@ def test_other_sources_need_a_reader(tmp_path: Path) -> None:
     unknown.write_text(TEXT)
     table = pa.table({"id": range(240), "text": ["a"] * 240, "t": [[1]] * 240})
     for source in (unknown, TEXT.encode(), io.BytesIO(TEXT.encode()), gzip.compress(TEXT.encode())):
-        with pytest.raises(UnsupportedError, match=r"cannot detect the format of .* use reader\.features"):
+        with pytest.raises(UnsupportedError, match=r"cannot detect the format of .*read_csv.* use reader\.features"):
             fastpipe.infer_features(source)
     reader = fastpipe.from_arrow(table, batch_size=1)
-    for source in (table, reader, {"id": np.arange(3)}, Slices(table, 17), 5, [b"", 5]):
-        with pytest.raises(TypeError, match=r"use reader\.features"):
+    for source in (table, reader, {"id": np.arange(3)}, Slices(table, 17)):
+        with pytest.raises(TypeError, match=r"source must be files; got .* from_arrow .* use reader\.features"):
             fastpipe.infer_features(source)
-    with pytest.raises(TypeError, match=r"source must be local files. .* use reader.features"):
+    for source in (5, [b"", 5]):
+        with pytest.raises(TypeError, match=r"^source must be a path, .* or a list of these; got (5|int)$"):
+            fastpipe.infer_features(source)
+    with open(unknown) as text, pytest.raises(TypeError, match=r'was opened as text: open it with "rb"$'):
+        fastpipe.infer_features(text)
+    with pytest.raises(TypeError, match=r"no argument 'filesystem'. .* use reader.features"):
         fastpipe.infer_features("bucket/a.parquet", filesystem=object())
     with pytest.raises(MissingFileError, match=r"none\.csv"):
         fastpipe.infer_features(tmp_path / "none.csv")
     several = [write(tmp_path / f"a.{kind}", kind) for kind in ("csv", "parquet")]
     with pytest.raises(UnsupportedError, match="the files have several formats"):
         fastpipe.infer_features(several)
+
+
+def test_options_are_typed_as_those_of_the_readers() -> None:
+    typed = {name: annotation.__forward_arg__ for name, annotation in InferOptions.__annotations__.items()}
+    known = {"source", "features", "columns", "batch_size", "filesystem", *Options.__annotations__}
+    expected = {}
+    for read in (fastpipe.read_avro, fastpipe.read_csv, fastpipe.read_parquet, fastpipe.read_arrow):
+        expected |= {name: one.annotation for name, one in inspect.signature(read).parameters.items()}
+    assert typed == {name: annotation for name, annotation in expected.items() if name not in known}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastpipe.statistics._feature import Moments
+from fastpipe.statistics._moments import Moments
 
 
 def of(values: np.ndarray) -> Moments:

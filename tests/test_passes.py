@@ -169,12 +169,12 @@ def test_jax_accepts_custom_passes(data: Data) -> None:
 
 def test_cuda_rings_accept_custom_passes(data: Data) -> None:
     wanted = expected(data)
-    prefetcher = fastpipe.cuda.Prefetcher(Reading(data), [PlainEngine()], 2, several=False)
+    prefetcher = fastpipe.cuda.Prefetcher._of(Reading(data), [PlainEngine()], 2, several=False)
     batches = iter(prefetcher)
     assert found(drawn(batches, 4)) == wanted[:4]
     state = through_json(prefetcher.state_dict())
     assert found(batches) == wanted[4:]
-    again = fastpipe.cuda.Prefetcher(Reading(data), [PlainEngine()], 2, several=False)
+    again = fastpipe.cuda.Prefetcher._of(Reading(data), [PlainEngine()], 2, several=False)
     again.load_state_dict(state)
     assert found(again) == wanted[4:]
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import pydoc
 import re
+import sys
 from typing import Any
 
+import pytest
+
 import fastpipe
+import manual
 
 TOPICS = [
     *("avro", "batch", "csv", "errors", "leases", "metrics", "recsys", "service", "sql", "typing", "units"),
@@ -90,3 +96,58 @@ def test_functions_have_documentation_and_types() -> None:
         if signature.return_annotation is inspect.Signature.empty:
             wrong.append(f"{name} has no type of its result")
     assert not wrong, "\n".join(wrong)
+
+
+def classes() -> set[Any]:
+    """Returns public classes."""
+    modules = [importlib.import_module(module) for module in (*MODULES, "fastpipe.specs")]
+    named = {getattr(module, name) for module in modules for name in module.__all__ if name != "__version__"}
+    return {value for value in named if inspect.isclass(value)}
+
+
+def classes_of_package() -> set[str]:
+    """Returns the names of all classes of the package, public or not, by their source."""
+    package = manual.ROOT / "python/fastpipe"
+    files = [*package.rglob("*.py"), *package.rglob("*.pyi")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
+    return {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+
+
+def fastpipe_types(annotation: object, names: dict[str, Any]) -> set[str]:
+    """Returns the names of fastpipe's classes in an annotation, whose text uses the names of a module."""
+    found = set()
+    for path in re.findall(r"[A-Za-z_][\w.]*", str(annotation)):
+        value = names.get(path, path)
+        if path.startswith("fastpipe.") or value == path:
+            # A type of another package has a dot, and a name may be imported only for type checkers.
+            found.add(path.rpartition(".")[2] if path.startswith("fastpipe.") else path)
+        elif inspect.isclass(value):
+            found |= {path} if value.__module__.startswith("fastpipe.") else set()
+        elif not inspect.ismodule(value):
+            found |= fastpipe_types(value, names)  # An alias.
+    return found
+
+
+def test_constructors_mention_only_public_types() -> None:
+    private = classes_of_package() - {value.__name__ for value in classes()}
+    assert {"Dataset", "Ordering", "PassOptions", "Data"} < private, "the walk found too little"
+    wrong = []
+    for value in classes():
+        if not issubclass(value, (dict, Warning, TypeError)):  # They have the signatures of builtins.
+            names = vars(sys.modules[value.__module__])
+            for argument in inspect.signature(value).parameters.values():
+                hidden = fastpipe_types(argument.annotation, names) & private
+                wrong += [f"{value}: {argument.name} is a {name}" for name in sorted(hidden)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_classes_that_only_functions_create_name_these_functions() -> None:
+    hidden = {value.__name__: value for value in classes() if "_of" in vars(value)}
+    assert {"Reader", "LeaseWorker", "Prefetcher", "Fill", "Filled", "DatasetIterator", "IterableDataset"} < set(hidden)
+    assert {"FeatureStatistics", "Description", "Interactions"} < set(hidden)
+    for name, value in hidden.items():
+        with pytest.raises(TypeError, match=rf"^{name} can't be constructed: use \w.*\("):
+            value(1, data=2)
+        assert "Raises `TypeError`: use " in pydoc.render_doc(value)
+    with pytest.raises(TypeError, match=r"^Reader can't be constructed: use fastpipe.read_avro\(\.\.\.\), read_csv"):
+        fastpipe.Reader()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -17,6 +19,7 @@ import pytest
 import manual
 from apart import apart
 from manual import Example
+from shown_values import ShownValues
 
 PAGES = [manual.README, *manual.PAGES]
 EXAMPLES = [example for page in PAGES for example in manual.examples(page)]
@@ -77,26 +80,27 @@ def _run_python(example: Example) -> None:
         pytest.importorskip(framework)
     assert re.search(r"^(import|from) fastpipe", code, re.MULTILINE), "the example must import fastpipe"
     if "torch" in frameworks:
-        _execute_apart(code=code, page=example.page, folder=Path.cwd())
+        _execute_apart(example=example, folder=Path.cwd())
     else:
-        _execute(code, example.page)
+        _execute(example)
 
 
-def _execute(code: str, page: Path) -> None:
-    names = dict(GIVEN)
-    exec(compile(code, _name(page), "exec"), names)
-    assert names.keys() > GIVEN.keys()
+def _execute(example: Example) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        ShownValues(example.code, _name(example.page)).run(GIVEN)
+    if example.output is not None:
+        assert printed.getvalue() == example.output
 
 
 @apart(looks=False)
-def _execute_apart(code: str, page: Path, folder: Path) -> None:
+def _execute_apart(example: Example, folder: Path) -> None:
     """Runs an example where TensorFlow isn't loaded.
 
     torch's optimizers import Triton. Triton and TensorFlow both have LLVM, which ends a process that loads it twice.
     """
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     os.chdir(folder)
-    _execute(code, page)
+    _execute(example)
 
 
 def _run_command(command: str) -> None:
@@ -121,3 +125,28 @@ def test_examples(page: Path, example: Example, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("path", [path for path in PAGES if path != manual.INDEX], ids=_name)
 def test_each_page_has_an_example(path: Path) -> None:
     assert any(example.page == path for example in EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "1 + 1  # 3",
+        "[1, 'a']  # [1, ..., 'b']",
+        "for i in range(2):\n    print(i)  # 0, 2",
+        "numpy.zeros(3)  # float64 [4]",
+        "numpy.zeros(3), numpy.zeros(3)  # float64 [3] and int64 [3]",
+        "numpy.zeros(3)  # fastpipe.Ragged",
+    ],
+)
+def test_wrong_comments_are_found(code: str) -> None:
+    with pytest.raises(AssertionError):
+        ShownValues(code, "example").run({"numpy": np})
+
+
+def test_wrong_outputs_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\nprint(x)\n```\n\n```text\n2\n```\n")
+    (example,) = (found._replace(page=manual.README) for found in manual.examples(page))
+    with pytest.raises(AssertionError):
+        _execute(example)
+    _execute(example._replace(output="1\n"))

@@ -364,3 +364,21 @@ def test_partitions_do_not_depend_on_slices() -> None:
                 reader.read_partition(wrong)
     inner = part.partition(2)
     assert list(itertools.chain(*(flat(part.read_partition(each)) for each in inner))) == rows
+
+
+def test_partitions_look_at_the_source_once() -> None:
+    class Counted(Sliced):
+        looks = 0
+
+        @property
+        def dictionaries(self) -> dict[str, Any]:
+            self.looks += 1
+            return {}
+
+    units = Counted()
+    reader = fastpipe.read_units(units, batch_size=8)
+    before = units.looks
+    for _ in range(3):
+        for part in reader.partition(3):
+            assert reader.read_partition(part).num_rows == part.rows
+    assert units.looks == before + 1

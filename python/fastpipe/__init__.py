@@ -18,4 +18,5 @@ from __future__ import annotations
 from fastpipe._fastpipe import __version__ as __version__
 from fastpipe._lazy import lazily
 
-__getattr__, __dir__, __all__ = lazily(__name__)
+# These modules import packages that may not be installed.
+__getattr__, __dir__, __all__ = lazily(__name__, hidden={"cuda", "jax", "ray", "tf", "torch", "xgboost"})

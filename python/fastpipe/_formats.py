@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from fastpipe._arguments import shown
 from fastpipe._files._in_memory_files import Contents, Source, opened
+from fastpipe._files._index_cache import IndexCache
+from fastpipe._files._partition_columns import Partitioning
 from fastpipe._files._paths import Suffixes
 from fastpipe._reader.reader import Reader
 from fastpipe.avro import read_avro
+from fastpipe.avro._schemas import ReaderSchema, Unsupported
 from fastpipe.csv import read_csv
+from fastpipe.csv._reading import Header, OnRagged
 from fastpipe.errors import UnsupportedError
-from fastpipe.specs import Features
-from fastpipe.units import read_arrow, read_parquet
+from fastpipe.specs import Features, Spec
+from fastpipe.units import Units, read_arrow, read_parquet
 
 
 class FileFormat(NamedTuple):
@@ -113,13 +117,54 @@ def _format_of(file: str | Contents, advice: str) -> FileFormat:
     raise UnsupportedError(f"cannot detect the format of {file} from {signs}. {advice}", path=str(file))
 
 
-_READER = (
-    "Create a reader instead, for example with read_csv, read_sql, read_units, from_arrow or from_arrays, and use "
+class InferOptions(TypedDict, total=False):
+    """Keyword arguments of `infer_features`. Each is an argument of the functions that are named here.
+
+    Attributes:
+        overrides: All functions.
+        index_cache: `read_avro` and `read_csv`.
+        reader_schema: `read_avro`.
+        logical_types: `read_avro`.
+        on_unsupported: `read_avro`.
+        partitioning: `read_avro` and `read_parquet`.
+        delimiter: `read_csv`.
+        quote: `read_csv`.
+        header: `read_csv`.
+        comment: `read_csv`.
+        decimal: `read_csv`.
+        null_values: `read_csv`.
+        on_ragged: `read_csv`.
+        page_checksum_verification: `read_parquet`.
+        num_fetches: `read_parquet` and `read_arrow`.
+    """
+
+    overrides: Mapping[str, Spec] | None
+    index_cache: IndexCache
+    reader_schema: ReaderSchema
+    logical_types: bool
+    on_unsupported: Unsupported
+    partitioning: Partitioning
+    delimiter: str
+    quote: str | None
+    header: Header
+    comment: str | None
+    decimal: str
+    null_values: Sequence[str]
+    on_ragged: OnRagged
+    page_checksum_verification: bool
+    num_fetches: int | None
+
+
+_READER = "Create a reader, for example with read_sql, read_units, from_arrow or from_arrays, and use reader.features"
+_FUNCTION = (
+    "Create a reader with the function for the format, for example fastpipe.read_csv(source, batch_size=1), and use "
     "reader.features"
 )
 
 
-def infer_features(source: Source, *, columns: str | Sequence[str] | None = None, **options: Any) -> Features:
+def infer_features(
+    source: Source, *, columns: str | Sequence[str] | None = None, **options: Unpack[InferOptions]
+) -> Features:
     """Infers the features of Avro, CSV, Parquet or Arrow files. Printing the result gives Python code to paste.
 
     The result equals the `features` of the reader that the function for the format returns: `read_avro`, `read_csv`,
@@ -138,7 +183,7 @@ def infer_features(source: Source, *, columns: str | Sequence[str] | None = None
         columns: The columns to infer: a list of at least one name, or one name as a string. A name includes everything
             nested in it. Defaults to None: all columns.
         **options: Other arguments of the function for the format, such as `reader_schema` of `read_avro`, `null_values`
-            of `read_csv` or `partitioning` of `read_parquet`.
+            of `read_csv` or `partitioning` of `read_parquet`. See `fastpipe.typing.InferOptions`.
 
     Returns:
         Specs by feature name, in the order of the files' columns.
@@ -161,16 +206,14 @@ def infer_features(source: Source, *, columns: str | Sequence[str] | None = None
         True
     """
     # A mapping is an iterable of strings, which would be taken for paths.
-    if isinstance(source, Mapping) or hasattr(source, "__arrow_c_stream__") or "filesystem" in options:
-        what = "local files" if "filesystem" in options else f"files; got {shown(source)}"
-        raise TypeError(f"source must be {what}. {_READER}")
-    try:
-        files = opened(source, SUFFIXES)
-    except TypeError as error:
-        raise TypeError(f"{error}. {_READER}") from None
-    format_ = format_of(files, _READER)
+    if isinstance(source, Mapping) or hasattr(source, "__arrow_c_stream__") or isinstance(source, Units):
+        raise TypeError(f"source must be files; got {shown(source)}. {_READER}")
+    if "filesystem" in options:
+        raise TypeError(f"infer_features reads only local files and has no argument 'filesystem'. {_FUNCTION}")
+    files = opened(source, SUFFIXES)
+    format_ = format_of(files, _FUNCTION)
     if format_ is not AVRO and (held := [file for file in files if isinstance(file, Contents)]):
         reason = f"{format_.title} files in memory are not supported: write the data to a file, and pass its path"
         raise UnsupportedError(f"{reason} (source {held[0]})", reason=reason)
-    with format_.read(files, columns=columns, **{"batch_size": 1} | options) as reader:
+    with format_.read(files, columns=columns, **{"batch_size": 1, **options}) as reader:
         return reader.features

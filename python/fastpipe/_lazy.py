@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 _IMPORT = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
-def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def lazily(
+    package: str, hidden: Collection[str] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Returns `__getattr__`, `__dir__` and `__all__` of a package, for the imports in its `__init__.pyi`.
 
     Type checkers read the same file, so each name is listed once. `__all__` excludes the package's modules, which the
@@ -19,6 +21,7 @@ def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str
 
     Args:
         package: The package's `__name__`.
+        hidden: Modules that `__dir__` excludes until they are imported. `help` imports all that `__dir__` lists.
     """
     namespace: dict[str, Any] = vars(sys.modules[package])
     # The loader reads the stub because the package may be in an archive.
@@ -34,4 +37,4 @@ def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str
         return value
 
     public = [name for name, module in module_of.items() if module != package]
-    return load, lambda: sorted({*namespace, *module_of}), sorted(public)
+    return load, lambda: sorted({*namespace, *module_of.keys() - hidden}), sorted(public)

@@ -11,7 +11,7 @@ from fastpipe._arrow.export import table_of
 from fastpipe._arrow.schema import is_time, require_pyarrow, rewritten, written
 from fastpipe._fastpipe import TableDataset
 from fastpipe._locations import RowLocation
-from fastpipe._reader.dataset import SourceWording, whole_window
+from fastpipe._reader.dataset import BaseDataset, SourceWording, whole_window
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TableData:
+class TableData(BaseDataset):
     """A table in memory: the `Data` of `from_arrow` and `from_arrays`.
 
     Args:

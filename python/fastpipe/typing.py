@@ -5,6 +5,8 @@ Functions and methods of fastpipe create the objects; programs name the types in
 
 from __future__ import annotations
 
+from fastpipe._files._in_memory_files import ReadableFile
+from fastpipe._formats import InferOptions
 from fastpipe._locations import Location, RowLocation
 from fastpipe._reader.growth import Growth
 from fastpipe._reader.options import Options
@@ -12,7 +14,7 @@ from fastpipe._reader.partitions import Partition
 from fastpipe.batch import Batch
 from fastpipe.specs import Features
 from fastpipe.statistics import Description, FeatureStatistics
-from fastpipe.statistics._shuffle_report import ShuffleReport
+from fastpipe.statistics._shuffle_report import Measure, ShuffleReport
 
 __all__ = [
     "Batch",
@@ -20,9 +22,12 @@ __all__ = [
     "FeatureStatistics",
     "Features",
     "Growth",
+    "InferOptions",
     "Location",
+    "Measure",
     "Options",
     "Partition",
+    "ReadableFile",
     "RowLocation",
     "ShuffleReport",
 ]

@@ -131,7 +131,7 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     if not isinstance(batch, Mapping):
         raise TypeError(f"a batch must be a dict from column name to array; got {shown(batch)}")
     if features is None:
-        return _imported(pa.record_batch, table_of(batch))
+        return _in_pyarrow(pa.record_batch, table_of(batch))
     specs = Features(features)
     schema = schema_of(specs, valid=VALID in batch and VALID not in specs)
     if batch.keys() != set(schema.names):
@@ -141,7 +141,7 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     null_nans = {name for name, spec in specs.items() if spec._nan_is_null}
     forms = {name: _with_nulls(batch[name]) if name in null_nans else batch[name] for name in schema.names}
     integers, arrays = integers_of(specs), []
-    for field, array in zip(schema, _imported(pa.record_batch, table_of(forms)).columns, strict=True):
+    for field, array in zip(schema, _in_pyarrow(pa.record_batch, table_of(forms)).columns, strict=True):
         if array.type == integers.get(field.name):
             array = with_decimals(array, field.type)
         if array.type != field.type:
@@ -159,15 +159,18 @@ def form_to_arrow(form: Any) -> pa.Array:
         TypeError: If the form has a dtype that Arrow doesn't support.
         ValueError: If the parts of the form are inconsistent.
     """
-    return _imported(require_pyarrow().array, _column(form, type(form).__name__))
+    return _in_pyarrow(require_pyarrow().array, _column(form, type(form).__name__))
 
 
-def _imported(function: Callable[[Any], Any], data: Any) -> Any:
+def _in_pyarrow(function: Callable[[Any], Any], data: Any) -> Any:
     """Returns what a function of pyarrow makes of valid data with an Arrow interface."""
     try:
         return function(data)
     except require_pyarrow().ArrowInvalid as error:
-        raise LimitError(f"pyarrow can't import the data: {error} (at most 64 levels of nesting)") from None
+        # pyarrow has no other error for this.
+        if "Recursion level" not in str(error):
+            raise
+        raise LimitError("pyarrow supports at most 64 levels of nesting, and the data has more") from None
 
 
 def table_of(batch: Mapping[str, Any]) -> ArrowArray:
@@ -258,7 +261,7 @@ def _array(node: Any, where: str) -> ArrowArray:
         shape, array = _dense(node, masks, where)
     else:
         raise TypeError(
-            f"{where} is {_described(node)}: only NumPy arrays and fastpipe's array types can be converted to Arrow"
+            f"{where} must be a NumPy array, Ragged, Strings, Masked, Sparse or SparseCSR; got {_described(node)}"
         )
     for depth in range(len(shape) - 1, 0, -1):
         array = ArrowArray(f"+w:{shape[depth]}", math.prod(shape[:depth]), [masks.bitmap(depth)], [("item", array)])
@@ -281,7 +284,7 @@ def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...
         array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         kind = _NUMBERS[array.dtype.kind, array.dtype.itemsize]
     else:
-        raise TypeError(f"{where} has dtype {array.dtype}, which Arrow doesn't support{_hint(array.dtype)}")
+        raise TypeError(f"{where} has dtype {array.dtype}, which is not supported{_hint(array.dtype)}")
     masks.check(shape)
     data = np.packbits(array, bitorder="little") if array.dtype == np.bool_ else array
     return shape, ArrowArray(kind, array.size, [masks.bitmap(depth), np.ascontiguousarray(data)])
@@ -439,7 +442,7 @@ class ArrowStreams:
         schema = schema_of(self._features, valid=self._padded)
 
         def record_batch(capsules: tuple[object, object]) -> pa.RecordBatch:
-            return _imported(pyarrow.record_batch, Capsules(capsules))
+            return _in_pyarrow(pyarrow.record_batch, Capsules(capsules))
 
         # A generator is not suitable: its frame would hold a batch while the next one is made, and would add a
         # traceback to error messages.

@@ -21,9 +21,10 @@ _CHUNK = 1 << 20
 
 
 class ReadableFile(Protocol):
-    """A binary file object."""
+    """A binary file object, such as `open(path, "rb")` returns."""
 
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int, /) -> bytes:
+        """Returns the next bytes, at most `size` if it is positive. No bytes at the end."""
 
 
 # Python before 3.12 has no type for buffers.

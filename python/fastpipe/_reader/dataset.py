@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from fastpipe._fastpipe import Data
 from fastpipe._locations import Location
@@ -81,23 +81,26 @@ class Dataset(Protocol):
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row of a unit comes from."""
 
+    def default_window(self, batch_size: int) -> int | None:
+        """Returns the default of `shuffle_buffer`. None for the larger of 16 batches and 64 average units."""
 
-def default_window(data: Dataset, batch_size: int) -> int | None:
-    """Returns the dataset's own default of `shuffle_buffer`. None for the larger of 16 batches and 64 average units.
+    def unsliced(self) -> Dataset:
+        """Returns the dataset with whole units, as readers that shuffle read it.
 
-    Datasets with another default have a method `default_window(batch_size)`.
-    """
-    own: Callable[[int], int] | None = getattr(data, "default_window", None)
-    return None if own is None else own(batch_size)
+        Sequential passes may read a dataset in slices of units.
+        """
 
 
-def unsliced(data: Dataset) -> Dataset:
-    """Returns the dataset with whole units, as readers that shuffle read it.
+class BaseDataset:
+    """The methods of a dataset with the usual default window, whose units have no slices."""
 
-    Datasets that sequential passes read in slices of units have a method `unsliced()`.
-    """
-    own: Callable[[], Dataset] | None = getattr(data, "unsliced", None)
-    return data if own is None else own()
+    def default_window(self, batch_size: int) -> int | None:
+        """Returns None: the larger of 16 batches and 64 average units."""
+        return None
+
+    def unsliced(self) -> Self:
+        """Returns the dataset itself."""
+        return self
 
 
 # The rows of a window are counted in 32 bits.

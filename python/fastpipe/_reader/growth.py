@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._reader import state as _state
-from fastpipe._reader.dataset import Dataset, FileDataset, default_window
+from fastpipe._reader.dataset import Dataset, FileDataset
 from fastpipe._reader.ordering import Ordering
 from fastpipe.errors import StateError, UnsupportedError
 
@@ -88,7 +88,7 @@ def _old_ordering(reader: Reader, old: Dataset, state: Mapping[str, Any]) -> Ord
     """Returns the reader's ordering, with the default window of the old files if the reader has its default window."""
     ordering, order = reader._ordering, state.get("order")
     saved = order.get("shuffle_buffer") if isinstance(order, Mapping) else None
-    default, old_default = (default_window(data, ordering.batch_size) for data in (reader._data, old))
+    default, old_default = (data.default_window(ordering.batch_size) for data in (reader._data, old))
     if old_default is None or ordering.shuffle_buffer in (None, saved):
         return ordering
     return ordering.with_buffer(old_default) if ordering.shuffle_buffer == default else ordering

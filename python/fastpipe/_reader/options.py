@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack
 
 from fastpipe._arguments import flag
-from fastpipe._reader.dataset import Dataset, default_window
+from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.ordering import Ordering, OrderOptions
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader, made
@@ -157,5 +157,5 @@ class Settings:
         """Returns a reader of a dataset."""
         ordering = self.ordering
         if ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
-            ordering = replace(ordering, shuffle_buffer=default_window(data, ordering.batch_size))
+            ordering = replace(ordering, shuffle_buffer=data.default_window(ordering.batch_size))
         return made(data, ordering=ordering, running=self.running, progress=self._progress, epochs=self._epochs)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastpipe._arguments import within
 from fastpipe._locations import Location
-from fastpipe._reader.dataset import Dataset, default_window, unsliced
+from fastpipe._reader.dataset import BaseDataset, Dataset
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import StateError
@@ -44,7 +44,7 @@ def split_dataset(data: Dataset, ordering: Ordering, num_partitions: int) -> lis
     """Divides a dataset into partitions. See `Reader.partition`."""
     _check(ordering)
     count = within("num_partitions", num_partitions, 1, _MOST)
-    found = unsliced(data).handle.stretches(count)
+    found = data.unsliced().handle.stretches(count)
     digest = _digest(data)
     return [Partition(number, len(found), *range_, digest) for number, range_ in enumerate(found)]
 
@@ -59,8 +59,7 @@ def dataset_part(data: Dataset, ordering: Ordering, partition: Partition) -> Dat
         )
     if partition.digest != _digest(data):
         raise StateError(f"the partition does not belong to this reader: {data.words.other_digest}")
-    part: Any = _Part(data, partition)
-    found: Dataset = part
+    found = _Part(data, partition)
     if found.handle.num_rows != partition.rows:
         raise StateError(
             f"the partition does not belong to this reader: it has {partition.rows} rows, and the same units of the"
@@ -80,7 +79,7 @@ def _digest(data: Dataset) -> str:
 
 def _range(data: Dataset, part: Partition) -> tuple[int, int]:
     """Returns the start and stop of a partition among the units of a handle, which may be slices of units."""
-    whole = unsliced(data)
+    whole = data.unsliced()
     if whole is data:
         return part.start, part.stop
     rows, sliced = (np.cumsum(np.append(0, each.handle.unit_rows()), dtype=np.int64) for each in (whole, data))
@@ -88,7 +87,7 @@ def _range(data: Dataset, part: Partition) -> tuple[int, int]:
     return start, stop
 
 
-class _Part:
+class _Part(BaseDataset):
     """A partition as a dataset."""
 
     def __init__(self, whole: Dataset, part: Partition) -> None:
@@ -105,16 +104,14 @@ class _Part:
         named = f"{whole['digest']} {self._part.start} {self._part.stop}"
         return whole | {"rows": self._part.rows, "digest": digest(named.encode())}
 
-    def unsliced(self) -> Dataset:
+    def unsliced(self) -> _Part:
         """Returns the same partition with whole units."""
-        whole: Any = unsliced(self._whole)
-        part: Any = self if whole is self._whole else _Part(whole, self._part)
-        found: Dataset = part
-        return found
+        whole = self._whole.unsliced()
+        return self if whole is self._whole else _Part(whole, self._part)
 
     def default_window(self, batch_size: int) -> int:
         """Returns the default of the whole dataset if it has its own, or else the default for the partition's units."""
-        whole = default_window(self._whole, batch_size)
+        whole = self._whole.default_window(batch_size)
         return self.handle.default_buffer(batch_size) if whole is None else whole
 
     def place(self, unit: int, record: int) -> Location:

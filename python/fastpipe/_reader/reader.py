@@ -11,6 +11,7 @@ from fastpipe._arguments import flag, integer, within
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._fastpipe import Order, Pass, PassMemory, Position, ReaderTotals
 from fastpipe._locations import Location
+from fastpipe._private_constructor import private_constructor
 from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
 from fastpipe._reader import growth as _growth
@@ -168,7 +169,8 @@ class Reader:
         (6144, 6144, 1)
     """
 
-    def __init__(
+    @private_constructor("fastpipe.read_avro(...), read_csv(...) or another function that returns a reader")
+    def _of(
         self,
         data: Dataset,
         *,
@@ -668,7 +670,7 @@ class Reader:
             TypeError: If the argument isn't a `Partition`.
             ValueError: If the reader is a sample.
         """
-        return type(self)(dataset_part(self._data, self._ordering, partition), **self._options())
+        return type(self)._of(dataset_part(self._data, self._ordering, partition), **self._options())
 
     def lease(
         self,
@@ -758,7 +760,7 @@ class Reader:
 
     def _like(self, data: Dataset, **changes: Any) -> Reader:
         """Returns a reader of a dataset, at its beginning, with this reader's options and some changes."""
-        return Reader(data, **(self._options() | changes))
+        return Reader._of(data, **(self._options() | changes))
 
     def _rebuilt(self) -> Reader:
         """Returns a copy that starts where this reader's next pass would."""
@@ -1064,11 +1066,11 @@ class Reader:
 
 def made(data: Dataset, **options: Any) -> Reader:
     """Creates a reader for the user, and reports rows that its order leaves out."""
-    return Reader(data, **options)._reported()
+    return Reader._of(data, **options)._reported()
 
 
 def _rebuild(data: Dataset, options: dict[str, Any], epoch: int, loaded: tuple[int, _state.State] | None) -> Reader:
     """Creates a reader that starts where another one would."""
-    reader = Reader(data, **options)
+    reader = Reader._of(data, **options)
     reader._cursor = PassCursor(epoch, loaded)
     return reader

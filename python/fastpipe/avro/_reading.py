@@ -14,7 +14,7 @@ from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
 from fastpipe._locations import AvroLocation
-from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.dataset import BaseDataset, SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
@@ -42,7 +42,7 @@ _WORDS = SourceWording(
 _Folders: TypeAlias = "list[tuple[str, list[int | str | None]]]"
 
 
-class AvroData:
+class AvroData(BaseDataset):
     """Avro files that are open for a set of features: the `Data` of `read_avro`.
 
     Args:

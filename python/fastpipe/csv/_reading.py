@@ -19,7 +19,7 @@ from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._locations import CsvLocation
 from fastpipe._omissions import is_large, report, share
-from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.dataset import BaseDataset, SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
@@ -174,7 +174,7 @@ _WORDS = SourceWording(
 )
 
 
-class CsvData:
+class CsvData(BaseDataset):
     """CSV files that are open for a set of features: the `Data` of `read_csv`.
 
     Args:

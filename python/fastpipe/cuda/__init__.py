@@ -40,6 +40,7 @@ import numpy as np
 
 from fastpipe._arguments import within
 from fastpipe._fastpipe import PassMemory
+from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.passes import Passes, Position, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.cuda._fill import Fill, Filled, fill
@@ -128,7 +129,7 @@ def iterator(
     engines = [make(each) for each in (device if several else [device])]
     if not engines:
         raise ValueError("device must not be an empty list")
-    return Prefetcher(passes, engines, ahead, several=several)
+    return Prefetcher._of(passes, engines, ahead, several=several)
 
 
 def _installed() -> str:
@@ -169,7 +170,8 @@ class Prefetcher:
     threads end after all begun copies are complete. Batches that were yielded stay valid.
     """
 
-    def __init__(self, reader: Reader | Passes, engines: Sequence[_Engine], prefetch: int, *, several: bool) -> None:
+    @private_constructor("fastpipe.cuda.iterator(reader)")
+    def _of(self, reader: Reader | Passes, engines: Sequence[_Engine], prefetch: int, *, several: bool) -> None:
         passes = passes_of(reader)
         count = len(engines)
         if count > 1 and passes.on_uneven == "allow":

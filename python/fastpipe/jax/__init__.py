@@ -49,6 +49,7 @@ import jax
 import numpy as np
 
 from fastpipe._interop.distributed import World
+from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.passes import Passes, Position, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import StateError
@@ -149,7 +150,7 @@ def iterator(
             f" rank {own.rank} of {own.world_size}: omit rank, world_size and distributed=False, or pass rank={index}"
             f" and world_size={shares}"
         )
-    return DatasetIterator(own, passes, sharding, scale, padded)
+    return DatasetIterator._of(own, passes, sharding, scale, padded)
 
 
 class IteratorState(dict[str, Any]):
@@ -215,7 +216,8 @@ class DatasetIterator(Iterator[dict[str, Any]]):
     and `load`), so `save_checkpointables(path, {"model": params, "data": iterator})` works.
     """
 
-    def __init__(
+    @private_constructor("fastpipe.jax.iterator(reader)")
+    def _of(
         self,
         passes: Passes,
         origin: Passes,

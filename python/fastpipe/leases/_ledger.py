@@ -235,7 +235,7 @@ def lease(
         database, wanted, worker=worker_name, ttl=seconds[0], stretch_given=length is not None, patience=seconds[1]
     )
     agent = Agent(database, joined, member, ahead=waiting, copies=copies, patience=seconds[1])
-    return LeaseWorker(passes, database, agent)
+    return LeaseWorker._of(passes, database, agent)
 
 
 def _seconds(name: str, given: float, least: float) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.passes import Passes, Started
 from fastpipe.errors import LedgerError, PassClosedError
 from fastpipe.leases._agent import Agent, Lease
@@ -77,7 +78,8 @@ class LeaseWorker:
     leases at once.
     """
 
-    def __init__(self, passes: Passes, database: Database, agent: Agent) -> None:
+    @private_constructor("reader.lease(url)")
+    def _of(self, passes: Passes, database: Database, agent: Agent) -> None:
         self._passes, self._database, self._agent = passes, database, agent
         self._process = os.getpid()
         # Holds a token of the thread that draws. A lock could stay locked after an interrupt.

@@ -16,6 +16,7 @@ from fastpipe._files._in_memory_files import Source, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._paths import Paths
 from fastpipe._omissions import report, share
+from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.ordering import digest
 from fastpipe.batch._form import described
 from fastpipe.csv._reading import DEFAULT_NULLS, SUFFIXES, CsvData, Dialect, Header, OnRagged
@@ -194,7 +195,8 @@ class Interactions:
         (3, 3, 4)
     """
 
-    def __init__(self, users: Vocabulary, items: Vocabulary, csr: CSR, part: _shards.Part | None = None) -> None:
+    @private_constructor("Interactions.from_arrays(...) or another of its from_ methods")
+    def _of(self, users: Vocabulary, items: Vocabulary, csr: CSR, part: _shards.Part | None = None) -> None:
         self._users = users
         self._items = items
         self._csr = csr.frozen()
@@ -242,7 +244,7 @@ class Interactions:
             users=users,
             items=items,
         )
-        return cls(*prepared)
+        return cls._of(*prepared)
 
     @classmethod
     def from_avro(
@@ -264,7 +266,7 @@ class Interactions:
             UnsupportedError: If a column has another type.
             FastpipeError: If the files can't be read; `read_avro` lists the errors.
         """
-        return cls(*prepare(_sources.from_avro(source, Columns(user, item, timestamp)), **options))
+        return cls._of(*prepare(_sources.from_avro(source, Columns(user, item, timestamp)), **options))
 
     @classmethod
     def from_arrow(
@@ -283,7 +285,7 @@ class Interactions:
             InteractionsError: If the interactions are invalid (see the class documentation) or a value is null.
             SchemaError: If a column does not exist.
         """
-        return cls(*prepare(_sources.from_arrow(source, Columns(user, item, timestamp)), **options))
+        return cls._of(*prepare(_sources.from_arrow(source, Columns(user, item, timestamp)), **options))
 
     @classmethod
     def from_csv(
@@ -350,7 +352,7 @@ class Interactions:
         dialect = Dialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
         data = CsvData(opened(source, SUFFIXES), dialect, None, columns.wanted, index_cache)
         data.report_skipped()
-        return cls(*prepare(_sources.from_csv(data, columns, given), **options))
+        return cls._of(*prepare(_sources.from_csv(data, columns, given), **options))
 
     @classmethod
     def from_movielens(cls, path: str | os.PathLike[str], **options: Any) -> Self:
@@ -366,7 +368,7 @@ class Interactions:
             MissingFileError: If the file does not exist.
             StorageError: If the file can't be read.
         """
-        return cls(*prepare(_sources.from_movielens(path), **options))
+        return cls._of(*prepare(_sources.from_movielens(path), **options))
 
     @property
     def users(self) -> np.ndarray:
@@ -455,7 +457,7 @@ class Interactions:
         counts, users = self._csr.counts, self._csr.users()
         held = (self._csr.sequence == (counts - 1)[users]) & (counts > 1)[users]
         held_out = HeldOut(users[held], self._csr.items[held].astype(np.int64))
-        return type(self)(self._users, self._items, self._csr.keep(~held)), held_out
+        return type(self)._of(self._users, self._items, self._csr.keep(~held)), held_out
 
     def write_shards(
         self, folder: str | os.PathLike[str], *, format: _shards.Format = "avro", shard_positives: int = 32_000
@@ -500,7 +502,7 @@ class Interactions:
             MalformedFileError: If a file is damaged, or its content doesn't match its checksum.
             UnsupportedError: If a later version of fastpipe wrote the shards.
         """
-        return cls(*_shards.read(source))
+        return cls._of(*_shards.read(source))
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns a JSON value that identifies the data: the counts of users, items and positives, and a digest."""
@@ -517,7 +519,7 @@ class Interactions:
         return Positives(self._csr.indptr, self._csr.items, self.num_items)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._users, self._items, self._csr, self._part)
+        return _rebuilt, (self._users, self._items, self._csr, self._part)
 
     @cached_property
     def _digest(self) -> str:
@@ -536,3 +538,7 @@ class Interactions:
             f"<fastpipe.recsys.Interactions: {self.num_users} users{part}, {self.num_items} items, "
             f"{self.num_positives} positives>"
         )
+
+
+def _rebuilt(users: Vocabulary, items: Vocabulary, csr: CSR, part: _shards.Part | None) -> Interactions:
+    return Interactions._of(users, items, csr, part)

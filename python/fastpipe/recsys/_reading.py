@@ -15,7 +15,7 @@ from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import InteractionsDataset, Positives
 from fastpipe._locations import PointLocation
 from fastpipe._omissions import is_large, report, share
-from fastpipe._reader.dataset import SourceWording, whole_window
+from fastpipe._reader.dataset import BaseDataset, SourceWording, whole_window
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
@@ -86,7 +86,7 @@ OnFull: TypeAlias = Literal["error", "skip"]
 _MOST_UINT16 = 65_536
 
 
-class InteractionsData:
+class InteractionsData(BaseDataset):
     """Interactions, and how negatives are drawn for them: the `Data` of `read_interactions`.
 
     Args:

@@ -149,7 +149,7 @@ class Asked:
             ValueError: If an option is out of range.
         """
         ordering = self._ordering(description)
-        made = Reader(
+        made = Reader._of(
             data, ordering=ordering, running=running, progress=self.progress, epochs=self._epochs(description)
         )
         return made._reported()

@@ -14,7 +14,7 @@ from fastpipe import _locations as locations
 from fastpipe._arrow.schema import decoded_features
 from fastpipe._fastpipe import BatchFeed, Data, Pass, RemoteDataset
 from fastpipe._locations import Location
-from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.dataset import BaseDataset, SourceWording
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderParts, ReaderPasses
@@ -100,7 +100,7 @@ class Description:
         return Description, self._args
 
 
-class RemoteData:
+class RemoteData(BaseDataset):
     """A dataset whose batches are prepared by servers; the `Data` of `connect`.
 
     After unpickling it opens new connections.

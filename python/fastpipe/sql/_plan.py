@@ -61,12 +61,14 @@ class SqlPartition(NamedTuple):
         query: The text of the query, which returns its rows in a fixed order.
         parameters: The parameters of its placeholders, as in the whole query.
         rows: The number of rows that it returned when the plan was made.
+        predicate: The condition that selects the rows of the part; None for all rows.
     """
 
     number: int
     query: str
     parameters: Any
     rows: int
+    predicate: str | None
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class SqlPlan:
         partitions: The queries. Each of them returns at least one row.
         heaviest: The maximum number of rows that share one value of `by` and can't be separated. 1 for a unique column.
         queries: The queries that were run to make the plan.
+        schema: The Arrow schema of the result.
     """
 
     text: str
@@ -88,11 +91,8 @@ class SqlPlan:
     rows: int
     partitions: list[SqlPartition]
     heaviest: int
-    queries: list[str] = field(default_factory=list)
-    columns: list[Column] = field(default_factory=list, repr=False)
-    predicates: list[str | None] = field(default_factory=list, repr=False)
-    order: str = field(default="", repr=False)
-    source: Query = field(default=Query(""), repr=False)
+    queries: list[str]
+    schema: pa.Schema = field(repr=False)
 
     @property
     def method(self) -> str:
@@ -110,13 +110,6 @@ class SqlPlan:
         """The minimum of `skew`, since rows with equal values of `by` can't be separated."""
         return max(1.0, self.heaviest * len(self.partitions) / self.rows) if self.rows else 1.0
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of the result."""
-        import pyarrow as pa
-
-        return pa.schema([(column.name, column.type) for column in self.columns])
-
     def __str__(self) -> str:
         width = max(shutil.get_terminal_size((120, 24)).columns, 60)
         parts = plural(len(self.partitions), "partition")
@@ -124,14 +117,26 @@ class SqlPlan:
         told = f"{plural(self.rows, 'row')} in {parts}{how}; largest over mean {self.skew:.2f}"
         if self.skew_bound > 1.0:
             told += f" (not below {self.skew_bound:.2f}: {plural(self.heaviest, 'row')} have one value)"
-        predicates = [predicate or "all rows" for predicate in self.predicates]
-        rows = [
-            [str(part.number), f"{part.rows:,}", predicate]
-            for part, predicate in zip(self.partitions, predicates, strict=True)
-        ]
+        rows = [[str(part.number), f"{part.rows:,}", part.predicate or "all rows"] for part in self.partitions]
         if len(rows) > 20:
             rows = [*rows[:10], ["…", "…", "…"], *rows[-9:]]
         return f"{told}\n{table(['partition', 'rows', 'where'], rows, width, right=[0, 1])}"
+
+
+class PlannedQuery(NamedTuple):
+    """A plan, and how to read columns of its partitions.
+
+    Attributes:
+        plan: The plan.
+        columns: The columns of the result.
+        order: The sort order of a partition.
+        source: The query.
+    """
+
+    plan: SqlPlan
+    columns: list[Column]
+    order: str
+    source: Query
 
 
 def planned(
@@ -141,7 +146,7 @@ def planned(
     by: tuple[str, ...] | None,
     partitions: int | None,
     preferred_rows: int | None,
-) -> SqlPlan:
+) -> PlannedQuery:
     """Plans a query, with a session that sees the snapshot that will be read."""
     return _Planner(engine, session, query, partitions, preferred_rows).plan(by)
 
@@ -166,7 +171,7 @@ class _Planner:
             raise SchemaError(reason, feature=twice[0], reason=reason)
         self._known = dict(zip(names, self._columns, strict=True))
 
-    def plan(self, by: tuple[str, ...] | None) -> SqlPlan:
+    def plan(self, by: tuple[str, ...] | None) -> PlannedQuery:
         """Returns the plan."""
         for name in by or ():
             if name not in self._known:
@@ -241,7 +246,7 @@ class _Planner:
         best = sorted(range(len(found)), key=lambda i: -counts[i])
         return tuple(found[i].name for i in best[:2])
 
-    def _by_counts(self, keys: tuple[str, ...], *, indexed: bool) -> SqlPlan:
+    def _by_counts(self, keys: tuple[str, ...], *, indexed: bool) -> PlannedQuery:
         """Splits the query by the number of rows with each value of the key."""
         names = [f"k{i}" for i in range(len(keys))]
         selected = ", ".join(f"{self._key(key)} AS {name}" for key, name in zip(keys, names, strict=True))
@@ -268,7 +273,7 @@ class _Planner:
         rows = [int(starts[end] - starts[start]) for start, end in pairwise(bounds)]
         return self._plan(keys, [cuts[i] for i in at], rows, heaviest)
 
-    def _by_widths(self, key: str) -> SqlPlan:
+    def _by_widths(self, key: str) -> PlannedQuery:
         """Splits a unique column by the number of rows in ranges of equal width."""
         column = self._engine.quote(key)
         # The clause lets the database find each bound with an index, and parameters are bound only once.
@@ -311,7 +316,7 @@ class _Planner:
         found = self._fetch(f"{derived} SELECT {', '.join(f'(SELECT count(*) FROM q WHERE {end})' for end in ends)}")
         return [int(count) for count in found[0]] == [_LOOKED_AT_ENDS] * 2
 
-    def _by_sample(self, key: str, total: int, parts: int) -> SqlPlan:
+    def _by_sample(self, key: str, total: int, parts: int) -> PlannedQuery:
         """Splits a unique column at sampled values, whose hash is small."""
         column, keys = self._engine.quote(key), (key,)
         hashed = str(self._engine.hash).format(column)
@@ -355,12 +360,14 @@ class _Planner:
     def _literal(self, name: str, text: Any) -> str:
         return self._engine.literal(str(text), self._known[name])
 
-    def _whole(self, keys: tuple[str, ...], rows: int) -> SqlPlan:
+    def _whole(self, keys: tuple[str, ...], rows: int) -> PlannedQuery:
         return self._plan(keys, [], [rows], rows if not keys else 1, unique=False)
 
     def _plan(
         self, keys: tuple[str, ...], cuts: list[Cut], rows: list[int], heaviest: int, *, unique: bool = False
-    ) -> SqlPlan:
+    ) -> PlannedQuery:
+        import pyarrow as pa
+
         quoted = list(map(self._key, keys))
         order = ", ".join(self._order(keys, unique=unique))
         nulls = not unique and any(self._known[name].nullable for name in keys[:1])
@@ -370,11 +377,12 @@ class _Planner:
         texts = [partition_text(self._query, selected, predicate, order) for predicate in predicates]
         counted = [count for count in rows if count]
         parts = [
-            SqlPartition(number, text, self._query.parameters, count)
-            for number, (text, count) in enumerate(zip(texts, counted, strict=True))
+            SqlPartition(number, text, self._query.parameters, count, predicate)
+            for number, (text, count, predicate) in enumerate(zip(texts, counted, predicates, strict=True))
         ]
-        known = (self._queries, self._columns, predicates, order, self._query)
-        return SqlPlan(self._query.text, keys, sum(rows), parts, heaviest, *known)
+        schema = pa.schema([(column.name, column.type) for column in self._columns])
+        plan = SqlPlan(self._query.text, keys, sum(rows), parts, heaviest, self._queries, schema)
+        return PlannedQuery(plan, self._columns, order, self._query)
 
     def _order(self, keys: tuple[str, ...], *, unique: bool) -> list[str]:
         """Returns the sort order of a partition, in which only equal rows tie. The key comes first to use its index."""

@@ -23,7 +23,7 @@ from fastpipe.specs import Spec
 from fastpipe.specs._requests import FeatureRequest
 from fastpipe.sql._connecting import engine_of
 from fastpipe.sql._engines import Column, Engine, Sessions
-from fastpipe.sql._plan import SqlPlan, partition_text, planned
+from fastpipe.sql._plan import PlannedQuery, SqlPlan, partition_text, planned
 from fastpipe.sql._query import Parameters, Query, checked
 from fastpipe.units._data import fetches, reader_of, threads_of
 from fastpipe.units._files import Files
@@ -50,24 +50,25 @@ class SqlUnits:
         self,
         engine: Engine,
         query: Query,
-        plan: SqlPlan,
+        planned: PlannedQuery,
         sessions: Sessions | None,
         number: int,
         *,
         snapshot: bool,
         columns: Sequence[str] | None = None,
     ) -> None:
-        self._engine, self._query, self.plan, self._sessions = engine, query, plan, sessions
+        self._engine, self._query, self._planned, self._sessions = engine, query, planned, sessions
         self._number, self._snapshot = number, snapshot
         self._lock = threading.Lock()
-        self.rows = [part.rows for part in plan.partitions]
+        self._partitions = planned.plan.partitions
+        self.rows = [part.rows for part in self._partitions]
         self._choose(columns)
 
     def _choose(self, columns: Sequence[str] | None) -> None:
         import pyarrow as pa
 
         self._names = columns
-        wanted = self.plan.columns
+        wanted = self._planned.columns
         self._columns: list[Column] = wanted if columns is None else [c for c in wanted if c.name in set(columns)]
         self.schema: pa.Schema = pa.schema(
             [pa.field(column.name, column.type, column.nullable) for column in self._columns]
@@ -83,11 +84,12 @@ class SqlUnits:
 
     def name(self, unit: int) -> str:
         """Returns the name of a unit: its partition and predicate."""
-        return f"partition {unit} of {len(self.rows)} of the query, where {self.plan.predicates[unit] or 'all'}"
+        return f"partition {unit} of {len(self.rows)} of the query, where {self._partitions[unit].predicate or 'all'}"
 
     def fingerprint(self) -> list[Any]:
         """Returns the database's name, the query, its parameters, and the predicates of the partitions."""
-        return [self._engine.fingerprint(), self._query.text, repr(self._query.parameters), self.plan.predicates]
+        predicates = [part.predicate for part in self._partitions]
+        return [self._engine.fingerprint(), self._query.text, repr(self._query.parameters), predicates]
 
     def _open(self) -> Sessions:
         with self._lock:
@@ -98,7 +100,8 @@ class SqlUnits:
     def read(self, unit: int) -> pa.Table:
         """Reads the rows of a partition."""
         selected = ", ".join(column.read.format(self._engine.quote(column.name)) for column in self._columns)
-        text = partition_text(self.plan.source, selected, self.plan.predicates[unit], self.plan.order)
+        planned = self._planned
+        text = partition_text(planned.source, selected, self._partitions[unit].predicate, planned.order)
         name = self.name(unit)
         with self._engine.errors(name), self._open().borrow() as session:
             table = self._engine.read(session, text, self._query.parameters, self._columns, self.rows[unit])
@@ -122,7 +125,7 @@ class SqlUnits:
         if token is not None:
             engine = engine.with_token(token)
         made = functools.partial(SqlUnits, snapshot=self._snapshot, columns=self._names)
-        return made, (engine, self._query, self.plan, None, self._number)
+        return made, (engine, self._query, self._planned, None, self._number)
 
 
 _T = TypeVar("_T")
@@ -384,7 +387,7 @@ def read_sql(
         units: Any = ParquetUnits(files, files.find(path, (".parquet",)), hive=False, parallel=True)
         return reader_of(settings, units, request, at_once)
 
-    def plan() -> tuple[Sessions, SqlPlan]:
+    def plan() -> tuple[Sessions, PlannedQuery]:
         sessions = engine.sessions(at_once, snapshot=snapshot)
         try:
             sessions.prepare()
@@ -457,7 +460,7 @@ def partition_sql(
         sessions = engine.sessions(1, snapshot=True)
         try:
             with sessions.planner() as session:
-                return planned(engine, session, bound, keys, parts, preferred_rows)
+                return planned(engine, session, bound, keys, parts, preferred_rows).plan
         finally:
             sessions.close()
 

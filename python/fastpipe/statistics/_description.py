@@ -12,6 +12,7 @@ import numpy as np
 
 from fastpipe._arguments import flag, shown, within
 from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import ReaderPasses
@@ -19,8 +20,9 @@ from fastpipe._reader.sampling import in_file_order, sample
 from fastpipe._text import clean, plural, table
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import SchemaError, StateError, UnsupportedError
+from fastpipe.statistics._accumulator import Accumulator, Kind
 from fastpipe.statistics._counts import require_datasketches
-from fastpipe.statistics._feature import FeatureStatistics, Kind
+from fastpipe.statistics._feature import FeatureStatistics
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,12 +39,13 @@ class Description(Mapping[str, FeatureStatistics]):
         num_rows: Number of rows that were read.
     """
 
-    def __init__(self, features: Mapping[str, FeatureStatistics], num_rows: int) -> None:
+    @private_constructor("reader.describe() or Description.from_json(text)")
+    def _of(self, features: Mapping[str, Accumulator], num_rows: int) -> None:
         self._features, self.num_rows = dict(features), num_rows
 
     def __getitem__(self, name: str) -> FeatureStatistics:
         try:
-            return self._features[name]
+            return FeatureStatistics._of(self._features[name])
         except KeyError:
             raise KeyError(f"{name!r}: the features are {', '.join(map(repr, self._features))}") from None
 
@@ -71,11 +74,12 @@ class Description(Mapping[str, FeatureStatistics]):
         if set(self) != set(other):
             raise SchemaError(f"the descriptions have different features: {sorted(self)} and {sorted(other)}")
         for name, feature in self._features.items():
-            if feature.form != other[name].form:
-                reason = f"{name!r} is {feature.dtype} in one description, and {other[name].dtype} in the other"
+            added = other._features[name]
+            if feature.form != added.form:
+                reason = f"{name!r} is {feature.dtype} in one description, and {added.dtype} in the other"
                 raise SchemaError(reason, feature=name, reason=reason)
         for name, feature in self._features.items():
-            feature.merge(other[name])
+            feature.merge(other._features[name])
         self.num_rows += other.num_rows
 
     @classmethod
@@ -118,8 +122,8 @@ class Description(Mapping[str, FeatureStatistics]):
                 f"the description has version {shown(version)}, but this version of fastpipe reads {_VERSION}"
             )
         try:
-            features = {name: FeatureStatistics.restored(each) for name, each in stored["features"].items()}
-            return cls(features, int(stored["num_rows"]))
+            features = {name: Accumulator.restored(each) for name, each in stored["features"].items()}
+            return cls._of(features, int(stored["num_rows"]))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
             raise StateError(f"the description is damaged: {error!r}") from None
 
@@ -129,7 +133,7 @@ class Description(Mapping[str, FeatureStatistics]):
     def __str__(self) -> str:
         width = max(shutil.get_terminal_size((120, 24)).columns, 60)
         header = ["feature", "dtype", "nulls", "n_unique", "mean", "std", "min", "median", "max", "most frequent"]
-        rows = [[clean(name), *_cells(feature)] for name, feature in self._features.items()]
+        rows = [[clean(name), *_cells(feature)] for name, feature in self.items()]
         return f"{plural(self.num_rows, 'row')}\n{table(header, rows, width, right=range(2, 9))}"
 
 
@@ -153,13 +157,13 @@ _KINDS: dict[str, Kind] = {"i": "integer", "u": "integer", "f": "float", "b": "b
 
 
 def added(
-    found: FeatureStatistics | None,
+    found: Accumulator | None,
     form: Any,
     *,
     exact_values: int,
     categories: Sequence[str] | None = None,
     nan_is_null: bool = False,
-) -> FeatureStatistics:
+) -> Accumulator:
     """Adds the values of a form to statistics, and creates the statistics for the first batch.
 
     Args:
@@ -194,26 +198,26 @@ def added(
     if isinstance(form, Strings):
         if found is None:
             kind: Kind = "bytes" if form.binary else "string"
-            found = FeatureStatistics(kind, kind, exact_values)
+            found = Accumulator(kind, kind, exact_values)
         found.add_texts(_bytes(form))
     else:
         found = _numbers(found, form, exact_values, categories, nan_is_null=nan_is_null)
     found.null_count += nulls
     if lengths is not None:
         if found.lengths is None:
-            found.lengths = FeatureStatistics("integer", "int64", exact_values)
+            found.lengths = Accumulator("integer", "int64", exact_values)
         found.lengths.add_numbers(lengths.astype(np.int64))
     return found
 
 
 def _numbers(
-    found: FeatureStatistics | None,
+    found: Accumulator | None,
     array: np.ndarray,
     exact_values: int,
     categories: Sequence[str] | None,
     *,
     nan_is_null: bool,
-) -> FeatureStatistics:
+) -> Accumulator:
     flat = array.reshape(-1)
     kind = _KINDS.get(flat.dtype.kind)
     if kind is None and flat.dtype.name == "bfloat16":
@@ -221,7 +225,7 @@ def _numbers(
     if kind is None:
         raise _without(str(array.dtype))
     if found is None:
-        found = FeatureStatistics(kind, str(array.dtype), exact_values, categories)
+        found = Accumulator(kind, str(array.dtype), exact_values, categories)
     if kind == "time":
         missing = np.isnat(flat)
         found.null_count += int(missing.sum())
@@ -288,7 +292,7 @@ def describe(
     require_pyarrow()
     limit = within("exact_values", exact_values, 1, 2**31)
     chosen = reader if rows is None else sample(in_file_order(reader), rows, seed=seed)
-    features: dict[str, FeatureStatistics | None] = dict.fromkeys(reader.features)
+    features: dict[str, Accumulator | None] = dict.fromkeys(reader.features)
     categories, seen = reader.categories, 0
     for batch in _rows_once(chosen, progress=flag("progress", progress)):
         seen += _rows(batch)
@@ -301,7 +305,7 @@ def describe(
                     categories=categories.get(name),
                     nan_is_null=reader.features[name]._nan_is_null,
                 )
-    return Description({name: found for name, found in features.items() if found is not None}, seen)
+    return Description._of({name: found for name, found in features.items() if found is not None}, seen)
 
 
 def _rows_once(reader: Reader, *, progress: bool) -> Iterator[dict[str, Any]]:
@@ -315,7 +319,7 @@ def _rows_once(reader: Reader, *, progress: bool) -> Iterator[dict[str, Any]]:
         chosen = Ordering.checked(batch_size=rows)
     else:
         chosen = replace(ordering, drop_last=False, on_uneven="allow")
-    once = Reader(data, ordering=chosen, running=running, progress=progress, epochs=1)
+    once = Reader._of(data, ordering=chosen, running=running, progress=progress, epochs=1)
     once.set_epoch(reader.epoch)
     with once:
         yield from once

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fastpipe._arguments import within
 from fastpipe._fastpipe import Order, RemoteDataset
-from fastpipe._reader.dataset import Dataset, FileDataset, default_window, unsliced
+from fastpipe._reader.dataset import Dataset, FileDataset
 from fastpipe._reader.ordering import Ordering, Shuffle
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import ReaderParts, ReaderPasses
@@ -197,7 +197,7 @@ def _buffer(parts: ReaderParts, batch_size: int) -> int | None:
     """Returns the default buffer of a report: the reader's, or else the source's. None for the general default."""
     own = parts.ordering
     if own.shuffle == "sequential":
-        return default_window(parts.data, batch_size)
+        return parts.data.default_window(batch_size)
     # The order's buffer is rounded up to whole batches of the reader.
     return own.shuffle_buffer or parts.order.shuffle_buffer
 
@@ -210,7 +210,7 @@ class Index:
     """
 
     def __init__(self, data: Dataset) -> None:
-        self._data = unsliced(data)
+        self._data = data.unsliced()
         every = self._data.handle.unit_rows().astype(np.int64)
         self._every_start = np.cumsum(every) - every
         self._rows = every[every > 0]

@@ -277,7 +277,7 @@ def _collect(schema: Any, space: str, names: dict[str, Any]) -> None:
 
 
 _SETTLED = 2 * 10**9
-"""Nanoseconds within which two changes of a file may leave the same modification time."""
+"""Nanoseconds within which two changes of a file may leave the same modification time on some systems."""
 
 
 class Copies:
@@ -343,9 +343,6 @@ class Copies:
 _KEPT = 4
 """Number of sets of files that are kept open for later epochs. Each set has an index and the memory of its batches."""
 
-_COARSEST_CLOCK = 2 * 10**9
-"""Nanoseconds within which two changes of a file may leave the same modification time on some systems."""
-
 _Stamp = tuple[int, int, int, int, int]
 
 
@@ -397,7 +394,7 @@ class OpenedFiles:
 
 def _stamps(paths: tuple[str, ...]) -> list[_Stamp] | None:
     """Returns values that change when a file changes. None if a change might go unnoticed, or a file doesn't exist."""
-    settled = time.time_ns() - _COARSEST_CLOCK
+    settled = time.time_ns() - _SETTLED
     stamps = []
     for path in paths:
         try:

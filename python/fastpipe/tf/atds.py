@@ -225,7 +225,7 @@ class _Source(Source):
             num_threads="auto" if threads < 0 else min(threads, _MOST_THREADS), prefetch=None, memory_limit=None
         )
         # A reader has one pass at a time, but iterations of a dataset may overlap.
-        reader = Reader(data, ordering=ordering, running=running, progress=False, epochs=1)
+        reader = Reader._of(data, ordering=ordering, running=running, progress=False, epochs=1)
         reader.set_epoch(_next_epoch(self.number, paths))
         return reader._passes.start_in_engine(), damaged
 

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from fastpipe._arguments import within
+from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.passes import Passes, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import FastpipeError, StateError
@@ -133,7 +134,7 @@ def dataset(
         >>> shape, dtype
         ((1024, 64), torch.float32)
     """
-    return IterableDataset(
+    return IterableDataset._of(
         reader, select=select, map=map, distributed=distributed, ragged=ragged, sparse=sparse, strings=strings
     )
 
@@ -141,7 +142,8 @@ def dataset(
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """The batches of a reader as tensors. Created by `dataset`."""
 
-    def __init__(
+    @private_constructor("fastpipe.torch.dataset(reader)")
+    def _of(
         self,
         reader: Reader,
         *,

@@ -20,7 +20,7 @@ from fastpipe._arguments import imported, shown
 from fastpipe._arrow.schema import written
 from fastpipe._fastpipe import UnitCalls, UnitsDataset
 from fastpipe._locations import UnitLocation
-from fastpipe._reader.dataset import LARGEST_WINDOW, SourceWording
+from fastpipe._reader.dataset import LARGEST_WINDOW, BaseDataset, SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
@@ -198,7 +198,7 @@ _SLICE_BYTES = 8 << 20
 _MOST_ROWS = 2**32 - 1
 
 
-class UnitsData:
+class UnitsData(BaseDataset):
     """Units that are ready to read: the `Data` of `read_units`.
 
     Args:
@@ -308,8 +308,10 @@ class UnitsData:
 
     def unsliced(self) -> Self:
         """Returns the dataset as readers that shuffle read it: large units aren't read in slices."""
-        if self.handle.uncut == len(self.handle.unit_rows()):
-            return self
+        return self if self.handle.uncut == len(self.handle.unit_rows()) else self._unsliced
+
+    @functools.cached_property
+    def _unsliced(self) -> Self:
         return type(self)(self._units, FeatureRequest(self._asked), self._num_fetches, in_sequence=False)
 
     def place(self, unit: int, record: int) -> UnitLocation:

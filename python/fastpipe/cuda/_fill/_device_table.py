@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fastpipe._arguments import within
 from fastpipe._fastpipe import Drawing
+from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.sampling import uniform
 from fastpipe.batch import Masked
 from fastpipe.cuda._fill._devices import Device
@@ -96,7 +97,8 @@ class Filled:
         columns: Names of the columns.
     """
 
-    def __init__(
+    @private_constructor("fastpipe.cuda.fill(...)[0]")
+    def _of(
         self, device: Device, values: Any, columns: list[str], numbers: Callable[[], npt.NDArray[np.int64]]
     ) -> None:
         self.device = device.name

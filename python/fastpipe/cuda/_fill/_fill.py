@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fastpipe._arguments import column_names, flag, memory_size, shown, within
 from fastpipe._files._in_memory_files import Source, opened
 from fastpipe._files._index_cache import IndexCache
+from fastpipe._private_constructor import private_constructor
 from fastpipe._progress import progress_bar
 from fastpipe._reader.ordering import seed_of
 from fastpipe._reader.reader import Reader
@@ -46,7 +47,8 @@ class Fill(Sequence[Filled]):
         seed: Seed with which the rows are drawn.
     """
 
-    def __init__(
+    @private_constructor("fastpipe.cuda.fill(...)")
+    def _of(
         self,
         source: RowSource,
         columns: list[str],
@@ -69,7 +71,7 @@ class Fill(Sequence[Filled]):
         self._seconds = 0.0
         self._design_effect: npt.NDArray[np.float64] | None = None
         self._filled = [
-            Filled(queue.device, matrix, columns, self._numbers(place))
+            Filled._of(queue.device, matrix, columns, self._numbers(place))
             for place, (queue, matrix) in enumerate(zip(queues, matrices, strict=True))
         ]
 
@@ -313,7 +315,7 @@ def fill(
         queue.device.matrix(count, len(read.names), kind, order) for queue, count in zip(queues, counts, strict=True)
     ]
     clustered = method != "exact"
-    filled = Fill(
+    filled = Fill._of(
         drawn, read.names, counts, chosen, queues, matrices, clustered=clustered, progress=flag("progress", progress)
     )
     filled.refill()
