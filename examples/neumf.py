@@ -90,7 +90,7 @@ class ExactSampler:
         points = self._random.permutation(np.concatenate(rows)).astype(np.int32)
         for start in range(0, len(points), BATCH):
             user, item, label = torch.from_numpy(points[start : start + BATCH]).unbind(1)
-            yield {"user": user, "item": item, "label": label}
+            yield {"user": user, "item": item, "label": label.float()}
 
 
 def fed_by_fastpipe(data: fastpipe.recsys.Interactions, seed: int) -> Iterable[dict[str, torch.Tensor]]:
@@ -120,7 +120,7 @@ def train(
             loss_sum = torch.zeros((), device=device)
             for batch in batches:
                 user, item, label = (batch[name].to(device) for name in ("user", "item", "label"))
-                loss = nn.functional.binary_cross_entropy_with_logits(model(user, item), label.float())
+                loss = nn.functional.binary_cross_entropy_with_logits(model(user, item), label)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

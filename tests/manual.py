@@ -75,7 +75,7 @@ def write(folder: Path) -> None:
     """Writes the files that the examples read.
 
     `data/part-*.avro` have old timestamps because indexes are kept only for old files. `trips/*.csv` have three numeric
-    features and a label, `fare`, that depends on them.
+    features and a label, `fare`, that depends on them. `ml-100k/u.data` has ratings as MovieLens-100k does.
     """
     random = np.random.default_rng(7)
     (folder / "data").mkdir()
@@ -85,6 +85,10 @@ def write(folder: Path) -> None:
         with path.open("wb") as file:
             fastavro.writer(file, SCHEMA, rows, codec="deflate", sync_interval=32_000)
         os.utime(path, (time.time() - 3_600,) * 2)
+    (folder / "ml-100k").mkdir()
+    rated = sorted({(int(user), int(item)) for user, item in random.integers(1, 50, (600, 2))})
+    lines = (f"{user}\t{item}\t{1 + item % 5}\t{880_000_000 + row}\n" for row, (user, item) in enumerate(rated))
+    (folder / "ml-100k/u.data").write_text("".join(lines))
     rides = [f'{row / 8},"{("Wien", "Graz, Steiermark")[row % 2]}",2024-01-{row % 28 + 1:02}\n' for row in range(2_000)]
     (folder / "rides.csv").write_text("distance,city,day\n" + "".join(rides))
     (folder / "trips").mkdir()

@@ -21,6 +21,7 @@ import avro_schemas
 import fastpipe
 import oracle
 from fastpipe import cli
+from fastpipe.cli import _convert_files
 
 SCHEMA = {
     "type": "record",
@@ -156,6 +157,169 @@ def test_refuses_to_overwrite(source: str, tmp_path: Path, capsys: pytest.Captur
     # A file can be converted onto itself, because it is replaced only after everything was read.
     assert cli.main(["convert", str(out), str(out), "--force", "--codec", "null"]) == 0
     assert records(str(out)) == RECORDS
+
+
+# --- Several files ---
+
+
+@pytest.fixture
+def sources(source: str, tmp_path: Path) -> dict[str, str]:
+    """Returns files of each format with the same number of rows, in several blocks or row groups."""
+    found = {"avro": source, "csv": str(tmp_path / "in.csv")}
+    Path(found["csv"]).write_text("number,text\n" + "".join(f"{i},t{i}\n" for i in range(500)))
+    for name in ("parquet", "arrow"):
+        found[name] = str(tmp_path / f"in.{name}")
+        assert cli.main(["convert", found["csv"], found[name], "--batch-size", "70"]) == 0
+    return found
+
+
+def rows_of(path: Path) -> list[Any]:
+    if path.suffix == ".avro":
+        return records(str(path))
+    table: pa.Table = pq.read_table(path) if path.suffix == ".parquet" else pyarrow.feather.read_table(path)
+    return table.to_pylist()
+
+
+@pytest.mark.parametrize("order", [[], ["--shuffle", "--seed", "3"]], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("to", ["avro", "parquet", "arrow"])
+@pytest.mark.parametrize("origin", ["avro", "parquet", "arrow", "csv"])
+def test_files_have_the_rows_of_a_single_file(
+    sources: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], origin: str, to: str, order: list[str]
+) -> None:
+    options = ["--to", to, "--batch-size", "64", *order]
+    if origin == "avro" and to != "avro":
+        options += ["--columns", "at,home,tags"]
+    assert cli.main(["convert", sources[origin], str(tmp_path / f"one.{to}"), *options]) == 0
+    expected = rows_of(tmp_path / f"one.{to}")
+    assert len(expected) == 500
+    for split, counts in (
+        (["--files", "7"], [71, 71, 72, 71, 72, 71, 72]),
+        (["--files", "1"], [500]),
+        (["--rows-per-file", "150"], [150, 150, 150, 50]),
+        (["--rows-per-file", "250"], [250, 250]),
+        (["--rows-per-file", "501"], [500]),
+    ):
+        out = tmp_path / "-".join(split)
+        capsys.readouterr()
+        assert cli.main(["convert", sources[origin], str(out), *options, *split]) == 0
+        plural = "s" if len(counts) > 1 else ""
+        assert f"500 rows in {len(counts)} file{plural}, " in capsys.readouterr().out
+        files = sorted(out.iterdir())
+        assert [file.name for file in files] == [
+            f"part-{number:05}-of-{len(counts):05}.{to}" for number in range(len(counts))
+        ]
+        found = [rows_of(file) for file in files]
+        assert [len(rows) for rows in found] == counts
+        assert [row for rows in found for row in rows] == expected
+    assert not list(tmp_path.glob(".fastpipe*"))
+
+
+@pytest.mark.parametrize("to", ["avro", "parquet", "arrow"])
+def test_more_files_than_rows(tmp_path: Path, to: str) -> None:
+    """The files without rows have the columns, too."""
+    (tmp_path / "in.csv").write_text("x\n1\n2\n")
+    assert cli.main(["convert", str(tmp_path / "in.csv"), str(tmp_path / "out"), "--to", to, "--files", "5"]) == 0
+    files = sorted((tmp_path / "out").iterdir())
+    assert sorted(len(rows_of(file)) for file in files) == [0, 0, 0, 1, 1]
+    assert [row["x"] for file in files for row in rows_of(file)] == [1, 2]
+    reader = {"avro": fastpipe.read_avro, "parquet": fastpipe.read_parquet, "arrow": fastpipe.read_arrow}[to]
+    assert reader(tmp_path / "out", batch_size=2, columns=["x"]).num_rows == 2
+
+
+@hypothesis.given(st.integers(0, 10**15), st.integers(1, 500))
+def test_counts_of_files(rows: int, files: int) -> None:
+    even = _convert_files.even_counts(rows, files)
+    assert (sum(even), len(even)) == (rows, files)
+    assert max(even) - min(even) <= 1
+    most = rows // files + 1
+    full = _convert_files.full_counts(rows, most)
+    assert sum(full) == rows
+    assert set(full[:-1]) <= {most}
+    assert full == [0] if rows == 0 else 0 < full[-1] <= most
+
+
+@pytest.mark.parametrize(
+    "options", [["--files", "0"], ["--rows-per-file", "many"], ["--files", "2", "--rows-per-file", "3"]]
+)
+def test_wrong_numbers_of_files(source: str, tmp_path: Path, options: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["convert", source, str(tmp_path / "out"), *options])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_format_of_several_files_is_that_of_the_source(source: str, tmp_path: Path) -> None:
+    assert cli.main(["convert", source, str(tmp_path / "out"), "--files", "2"]) == 0
+    assert [file.suffix for file in (tmp_path / "out").iterdir()] == [".avro"] * 2
+    assert fastpipe.avro.AvroFile(next((tmp_path / "out").iterdir())).schema == SCHEMA
+    (tmp_path / "in.csv").write_text("x\n1\n")
+    assert cli.main(["convert", str(tmp_path / "in.csv"), str(tmp_path / "csv"), "--files", "2"]) == 2
+
+
+@pytest.mark.parametrize("content", [None, {}, {"mine": "precious"}], ids=["file", "empty", "directory"])
+def test_an_existing_directory_is_not_touched(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: dict[str, str] | None
+) -> None:
+    out = tmp_path / "out"
+    if content is None:
+        out.write_text("precious")
+    else:
+        out.mkdir()
+        for name, text in content.items():
+            (out / name).write_text(text)
+    for force in ([], ["--force"]):
+        assert cli.main(["convert", source, str(out), "--to", "avro", "--files", "2", *force]) == 2
+        assert "already exists; remove it, or name another directory" in capsys.readouterr().err
+    assert out.read_text() == "precious" if content is None else len(list(out.iterdir())) == len(content)
+
+
+def test_a_directory_appears_when_all_of_its_files_are_complete(source: str, tmp_path: Path) -> None:
+    """Until then, readers of the parent ignore the files, also if a killed process leaves them there."""
+    out = tmp_path / "parts" / "out"
+    out.parent.mkdir()
+    table, written = pa.table({"x": range(10)}), []
+
+    def write(path: str, tables: Any) -> int:
+        written.append(path)
+        assert not out.exists()
+        rows = fastpipe.write_avro(path, tables).rows
+        with pytest.raises(fastpipe.errors.MissingFileError):
+            fastpipe.read_avro(out.parent, batch_size=2)
+        return rows
+
+    _convert_files.write_files(str(out), ".avro", [5, 5], iter([table]), write)
+    assert len(written) == 2
+    assert fastpipe.read_avro(out.parent, batch_size=2).num_rows == 10
+
+
+@pytest.mark.parametrize(
+    ("count", "taken", "message"),
+    [
+        (10, True, "second"),  # Another program has created the directory.
+        (9, False, "internal error: there are more than 9 rows"),
+        (11, False, "internal error: file 0 has 10 instead of 11 rows"),
+    ],
+)
+def test_an_incomplete_directory_is_removed(tmp_path: Path, count: int, taken: bool, message: str) -> None:
+    out = tmp_path / "second"
+
+    def write(path: str, tables: Any) -> int:
+        if taken:
+            out.mkdir()
+            (out / "mine").write_text("precious")
+        return fastpipe.write_avro(path, tables).rows
+
+    with pytest.raises(fastpipe.FastpipeError, match=message):
+        _convert_files.write_files(str(out), ".avro", [count], iter([pa.table({"x": range(10)})]), write)
+    assert [path.name for path in tmp_path.rglob("*")] == (["second", "mine"] if taken else [])
+
+
+def test_an_error_leaves_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(oracle.container("string", ["abc"] * 900, random.Random(1)))
+    data[data.rindex(b"\x06abc")] = 0x7E  # Declares a text of 63 bytes, in the last file.
+    (tmp_path / "bad.avro").write_bytes(data)
+    assert cli.main(["convert", str(tmp_path / "bad.avro"), str(tmp_path / "out"), "--files", "3"]) == 1
+    assert "bad.avro" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.avro"]
 
 
 @hypothesis.given(avro_schemas.schemas(), st.integers(0, 2**32), st.sampled_from(["null", "deflate"]))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -53,6 +54,27 @@ def test_all_shards_are_the_whole(tmp_path: Path, format: Any, kind: str) -> Non
         (data, held_out), (found, found_out) = data.leave_one_out(), found.leave_one_out()
         same(found, data)
         assert all(np.array_equal(a, b) for a, b in zip(held_out, found_out, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["int", "str", "bytes"])
+def test_avro_shards_are_written_without_other_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A foreign reader finds one record per user."""
+    data = make(kind)
+    with monkeypatch.context() as patched:
+        for name in ("fastavro", "pyarrow"):
+            patched.setitem(sys.modules, name, None)
+        paths = data.write_shards(tmp_path, shard_positives=60)
+        same(Interactions.from_shards(tmp_path), data)
+    records: list[Any] = []
+    for path in paths:
+        with open(path, "rb") as file:
+            records.extend(fastavro.reader(file))
+    assert [record["user"] for record in records] == data.users.tolist()
+    assert [item for record in records for item in record["items"]] == data.indices.tolist()
+    assert [len(record["items"]) for record in records] == np.diff(data.indptr).tolist()
+    assert all(sorted(record["sequence"]) == list(range(len(record["items"]))) for record in records)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -132,8 +154,6 @@ def test_other_files_are_rejected(tmp_path: Path) -> None:
 
 
 def _foreign(folder: Path) -> Path:
-    import fastavro
-
     path = folder / "foreign.avro"
     with path.open("wb") as file:
         fastavro.writer(file, {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int"}]}, [{"x": 1}])

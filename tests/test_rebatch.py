@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 import fastpipe
 import order_model
-from fastpipe import Masked, Ragged, Rebatcher, Sparse, Strings
+from fastpipe import Masked, Ragged, Reader, Rebatcher, Sparse, Strings
 from fastpipe.batch import SparseCSR
 from processes import together
 
@@ -839,3 +840,173 @@ def test_rebatching_matches_a_reader_with_a_buffer(tmp_path: Path, shuffle_buffe
     assert [batch["value"].tolist() for batch in found] == expected
     assert sorted(itertools.chain(*expected)) == list(range(300))
     assert (expected[0] == list(range(13))) == (shuffle_buffer == 1)
+
+
+# --- States ---
+
+
+def as_lists(batches: Iterable[dict[str, Any]]) -> list[dict[str, list[Any]]]:
+    return [{name: listed(form) for name, form in batch.items()} for batch in batches]
+
+
+def stored(batches: Rebatcher) -> dict[str, Any]:
+    return json.loads(json.dumps(batches.state_dict()))
+
+
+def check_every_step(make: Callable[[], Rebatcher]) -> list[dict[str, list[Any]]]:
+    """Restores at every step, before the first batch and after the last one included. Returns all batches."""
+    batches, states, found = make(), [], []
+    while True:
+        states.append(stored(batches))
+        if (batch := next(batches, None)) is None:
+            break
+        found += as_lists([batch])
+    for step, state in enumerate(states):
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert stored(resumed) == state
+        assert as_lists(resumed) == found[step:]
+        assert next(resumed, None) is None
+    return found
+
+
+@pytest.mark.parametrize("name", ["float32", "float64 [64]", "nullable ragged of nullable", "sparse"])
+@given(data=st.data())
+def test_restoring_at_every_step_yields_the_remaining_batches(name: str, data: st.DataObject) -> None:
+    strategy, make = COLUMNS[name]
+    chunks = data.draw(st.lists(st.lists(strategy, max_size=9), max_size=6))
+    options: dict[str, Any] = {
+        "batch_size": data.draw(st.integers(1, 8)),
+        "shuffle_buffer": data.draw(st.integers(0, 12)),
+        "epoch": data.draw(st.integers(0, 2**63 - 1)),
+        "drop_last": data.draw(st.booleans()),
+    }
+    found = check_every_step(lambda: Rebatcher([{"x": make(rows)} for rows in chunks], seed=5, **options))
+    rows = sum(map(len, chunks))
+    assert len(found) == (rows // options["batch_size"] if options["drop_last"] else -(-rows // options["batch_size"]))
+
+
+def numbers(folder: Path, rows: int = 300) -> Path:
+    path = folder / "numbers.avro"
+    with open(path, "wb") as file:
+        fastavro.writer(file, "long", range(rows), sync_interval=40)
+    return path
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle_buffer", [0, 40])
+@pytest.mark.parametrize("start", ["first epoch", "later epoch", "middle of an epoch"])
+def test_a_reader_resumes_at_every_step(tmp_path: Path, shuffle: bool, shuffle_buffer: int, start: str) -> None:
+    """The state has the reader's position at the beginning of the pass, and both seeds."""
+    path = numbers(tmp_path)
+    order: dict[str, Any] = {"shuffle": True, "shuffle_buffer": 33} if shuffle else {}
+    reader_seed: dict[str, Any] = {"seed": 3} if shuffle else {}
+
+    def reader(**seed: Any) -> Reader:
+        return fastpipe.read_avro(path, batch_size=11, epochs=2, **order, **seed)
+
+    def begun() -> Rebatcher:
+        new = reader(**reader_seed)
+        if start == "later epoch":
+            new.set_epoch(4)
+        elif start == "middle of an epoch":
+            batches = iter(new)
+            for _ in range(9):
+                next(batches)
+            state, new = new.state_dict(), reader(**reader_seed)
+            new.load_state_dict(state)
+        return new.rebatch(70, shuffle_buffer=shuffle_buffer, seed=5)
+
+    expected = as_lists(begun())
+    batches, states = begun(), []
+    for _ in expected:
+        states.append(stored(batches))
+        next(batches)
+    for step, state in enumerate(states):
+        resumed = reader().rebatch(70, shuffle_buffer=shuffle_buffer)
+        resumed.load_state_dict(state)
+        assert (resumed.seed, stored(resumed)) == (5, state)
+        assert as_lists(resumed) == expected[step:]
+    # The same object goes back, too, and the reader continues with the epoch after the pass.
+    same = reader()
+    resumed = same.rebatch(70, shuffle_buffer=shuffle_buffer)
+    resumed.load_state_dict(states[2])
+    assert as_lists(resumed) == expected[2:]
+    assert same.epoch == {"first epoch": 2, "later epoch": 6, "middle of an epoch": 2}[start]
+    resumed.load_state_dict(states[1])
+    assert as_lists(resumed) == expected[1:]
+
+
+def test_the_batch_after_an_error_is_the_next_one() -> None:
+    def source(broken: bool) -> Iterator[dict[str, Any]]:
+        for number in range(9):
+            if broken and number == 5:
+                raise OSError("unplugged")
+            yield {"x": np.arange(number * 4, number * 4 + 4)}
+
+    failing = Rebatcher(source(True), 3, shuffle_buffer=5, seed=1)
+    with pytest.raises(OSError, match="unplugged"):
+        list(failing)
+    resumed = Rebatcher(source(False), 3, shuffle_buffer=5, seed=1)
+    resumed.load_state_dict(failing.state_dict())
+    everything = as_lists(Rebatcher(source(False), 3, shuffle_buffer=5, seed=1))
+    assert 0 < failing.state_dict()["batches"] < len(everything)
+    assert as_lists(resumed) == everything[failing.state_dict()["batches"] :]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"batch_size": 9}, "batch_size was 8 and is 9"),
+        ({"shuffle_buffer": 0}, "shuffle_buffer was 20 and is 0"),
+        ({"seed": 8}, "seed was 7 and is 8"),
+        ({"drop_last": True}, "drop_last was False and is True"),
+        ({"batch_size": 9, "seed": 8}, "batch_size was 8 and is 9; seed was 7 and is 8"),
+    ],
+)
+def test_states_of_other_arguments_are_refused(changed: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "shuffle_buffer": 20, "seed": 7}
+    batches = [{"x": np.arange(50)}]
+    state = Rebatcher(batches, **options).state_dict()
+    other = Rebatcher(batches, **options | changed)
+    with pytest.raises(fastpipe.errors.StateError, match=f"cannot resume from this state: {message}$"):
+        other.load_state_dict(state)
+    assert as_lists(other) == as_lists(Rebatcher(batches, **options | changed))
+
+
+def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    batches = [{"x": np.arange(50)}]
+    reader = fastpipe.read_avro(numbers(tmp_path), batch_size=11)
+    begun, new = Rebatcher(batches, 8), Rebatcher(batches, 8)
+    next(begun)
+    state, of_reader = begun.state_dict(), reader.rebatch(8).state_dict()
+    refused: list[tuple[Rebatcher, Any, str]] = [
+        (new, {}, "this is not the state of a Rebatcher, or it is damaged"),
+        (new, state | {"batches": 2}, "this is not the state of a Rebatcher, or it is damaged"),
+        (new, state | {"version": 2}, "the state has version 2, .*: upgrade"),
+        (new, reader.state_dict(), "this is not the state of a Rebatcher, or it is damaged"),
+        (new, of_reader, "the batches came from a Reader and come from another iterable"),
+        (reader.rebatch(8), state, "the batches came from another iterable and come from a Reader"),
+        (begun, state, "cannot resume after batches were requested: create a Rebatcher"),
+        (fastpipe.read_avro(numbers(tmp_path, 200), batch_size=11).rebatch(8), of_reader, "cannot resume from this st"),
+    ]
+    for batcher, wrong, message in refused:
+        with pytest.raises(fastpipe.errors.StateError, match=message):
+            batcher.load_state_dict(wrong)
+    assert len(list(new)) == 7
+    assert len(list(begun)) == 6
+    with pytest.raises(TypeError, match="state_dict must be a dict that state_dict\\(\\) returned; got list"):
+        new.load_state_dict([])  # type: ignore[arg-type]
+
+
+def test_batches_that_end_before_the_position_are_refused() -> None:
+    begun = Rebatcher([{"x": np.arange(50)}], 8)
+    for _ in range(5):
+        next(begun)
+    resumed = Rebatcher([{"x": np.arange(30)}], 8)
+    resumed.load_state_dict(begun.state_dict())
+    for _ in range(2):
+        with pytest.raises(
+            fastpipe.errors.StateError, match="end before the position of the state, 1 batches too early"
+        ):
+            next(resumed)

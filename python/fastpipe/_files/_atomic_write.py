@@ -1,8 +1,9 @@
-"""Atomic writes: a file appears completely or not at all."""
+"""Atomic writes: a file or a directory appears completely or not at all."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -64,6 +65,41 @@ def replacing(path: str) -> Iterator[str]:
         if not done and os.getpid() == process:
             with suppress(OSError):
                 os.unlink(temporary)
+
+
+@contextmanager
+def creating(path: str) -> Iterator[str]:
+    """Yields the path of an empty temporary directory next to `path`, and renames it to `path` at the end of the block.
+
+    The block must sync the files that it writes. If it raises an exception, the temporary directory is deleted. Its
+    name begins with a dot, so that readers of the parent ignore it if a killed process leaves it there.
+
+    Raises:
+        MissingFileError: If the parent does not exist.
+        StorageError: If the directory can't be created or renamed, or `path` exists and isn't an empty directory.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    temporary = os.path.join(folder, f".fastpipe-{os.urandom(8).hex()}.tmp")
+    process = os.getpid()
+    done = False
+    try:
+        try:
+            os.mkdir(temporary)
+        except OSError as error:
+            raise storage_error(error, path) from error
+        yield temporary
+        try:
+            _sync(temporary)
+            # Unlike `os.replace` of files, this fails if the target is a file or has files.
+            os.rename(temporary, path)
+            done = True
+            _sync(folder)
+        except OSError as error:
+            raise storage_error(error, path) from error
+    finally:
+        # A forked child must not delete the files that its parent is writing.
+        if not done and os.getpid() == process:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager

@@ -50,6 +50,7 @@ class PassCursor:
     Attributes:
         loaded: Loaded state, until a pass starts.
         position: Position of the last pass. None before the first pass, and after the start of the next pass was set.
+        begun: The start of the last pass: its epoch, and the progress of the state from which it resumed, if any.
     """
 
     def __init__(self, epoch: int = 0, loaded: tuple[int, _state.State] | None = None) -> None:
@@ -57,8 +58,7 @@ class PassCursor:
         self.position: Position | None = None
         # The epoch with which the last pass began, or the next one will.
         self._first = epoch
-        # The start of the pass of `position`.
-        self._begun: tuple[int, _state.State | None] = 0, None
+        self.begun: tuple[int, _state.State | None] = 0, None
 
     @property
     def epoch(self) -> int:
@@ -97,7 +97,7 @@ class PassCursor:
             return self._first, None
         if position.ended:
             return position.epoch, None
-        return self._begun if position.delivered == 0 else (position.epoch + 1, None)
+        return self.begun if position.delivered == 0 else (position.epoch + 1, None)
 
     def following(self) -> tuple[int, tuple[int, _state.State] | None]:
         """Returns the arguments of a new cursor that continues with the next pass of this one."""
@@ -108,7 +108,7 @@ class PassCursor:
         """Records that a pass has begun, with the values that `next_start` returned."""
         self.loaded = None
         self._first, self.position = epoch, position
-        self._begun = epoch, progress
+        self.begun = epoch, progress
 
     def here(self, world_size: int, *, ended_stays: bool) -> tuple[int, _state.State]:
         """Returns the epoch with which the pass began, and its progress.
@@ -475,7 +475,7 @@ class Reader:
             drop_last: Whether to drop the last batch if it has fewer than `batch_size` rows. Defaults to False.
 
         Returns:
-            An iterator of batches. It has no states.
+            An iterator of batches, with states: see `Rebatcher.load_state_dict`.
 
         Raises:
             TypeError: If an argument has the wrong type.

@@ -11,6 +11,7 @@ from fastpipe._arrow import ArrowStreams
 from fastpipe._fastpipe import Order, Pass, PassMemory, ReaderTotals, SharedSlabs
 from fastpipe._progress import Counter
 from fastpipe._reader.passes import Passes, Position, Started
+from fastpipe._reader.state import State, fresh, state
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from fastpipe._reader.ordering import Ordering
     from fastpipe._reader.pass_options import PassOptions
     from fastpipe._reader.reader import Reader
-    from fastpipe._reader.state import State
     from fastpipe.specs import Features
 
 
@@ -161,6 +161,13 @@ class ReaderPasses(Passes):
 
     def state_at(self, progress: State, *, ended: bool) -> dict[str, Any]:
         return self._reader._stored(*self._reader._cursor.at(progress, ended=ended))
+
+    def start_state(self) -> Callable[[], State]:
+        """Returns a function that returns the state at the beginning of the last pass that was started."""
+        reader = self._reader
+        ordering, window, (epoch, progress) = reader._ordering, reader._order.shuffle_buffer, reader._cursor.begun
+        progress = fresh(epoch, self.world_size) if progress is None else progress
+        return lambda: state(reader._data.fingerprint(), ordering, window, epoch, progress)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._reader.load_state_dict(state_dict)

@@ -9,9 +9,13 @@ from typing import Any, Self
 from fastpipe._arguments import flag, within
 from fastpipe._fastpipe import RowBuffer
 from fastpipe._reader.ordering import LARGEST_BATCH, seed_of
+from fastpipe._reader.reader_passes import ReaderPasses
+from fastpipe._reader.state import State, checksum, differences
 from fastpipe.batch._flatten import ColumnLayout
+from fastpipe.errors import StateError
 
 _END: Any = object()
+_VERSION = 1
 
 
 class Rebatcher(Iterator[dict[str, Any]]):
@@ -48,13 +52,17 @@ class Rebatcher(Iterator[dict[str, Any]]):
     batch has a note with the index of the batch, and its traceback references the batch. Otherwise, no rows or incoming
     batches are kept after the iterator has ended or was closed or dropped.
 
+    `state_dict` and `load_state_dict` resume between any two batches. A state is the number of batches that were
+    yielded, because the order depends on nothing else. To resume, the incoming batches are read again from the
+    beginning, and as many resulting batches are dropped.
+
     Args:
         batches: Iterable of batches.
         batch_size: Rows per batch, 1 to 2^31 - 1. The last batch may have fewer.
         shuffle_buffer: Number of rows from which each row is drawn, up to 2^31 - 1, or 0 to keep the order. Defaults to
             0.
         seed: Seed of the shuffle, 0 to 2^64 - 1. By default a random seed is drawn, which `Rebatcher.seed` returns.
-        epoch: Epoch, 0 to 2^63 - 1. Each epoch is shuffled differently. Defaults to 0.
+        epoch: Epoch, 0 to 2^63 - 1. Each epoch is shuffled differently. Defaults to 0. A state sets it, too.
         drop_last: Whether to drop the last batch if it has fewer than `batch_size` rows. Defaults to False.
         copy: Whether to copy all rows when they arrive, for producers that reuse their arrays. Defaults to False.
 
@@ -87,13 +95,19 @@ class Rebatcher(Iterator[dict[str, Any]]):
     ) -> None:
         self._batch_size = within("batch_size", batch_size, 1, LARGEST_BATCH)
         self._shuffle_buffer = within("shuffle_buffer", shuffle_buffer, 0, 2**31 - 1)
-        self._seed = seed_of(seed)
+        self._seed, self._seed_given = seed_of(seed), seed is not None
         self._epoch = within("epoch", epoch, 0, 2**63 - 1)
         self._drop_last = flag("drop_last", drop_last)
         self._copy = flag("copy", copy)
         if isinstance(batches, Mapping):
             raise TypeError("batches must be an iterable of dicts; got a dict. For a single batch, pass [batch]")
         self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
+        passes = getattr(batches, "_passes", None)
+        # The reader that the batches come from, if any, and the state at the beginning of its pass.
+        self._reader = passes if isinstance(passes, ReaderPasses) else None
+        self._reader_state = None if self._reader is None else self._reader.start_state()
+        self._yielded = 0
+        self._to_drop = 0
         self._rows: _Rows | None = None
         self._came_in = 0
         self._error: Exception | None = None
@@ -140,7 +154,107 @@ class Rebatcher(Iterator[dict[str, Any]]):
             if batch is None:
                 self._drop()
                 raise StopIteration
+            self._yielded += 1
             return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position after the last batch that `next` has returned.
+
+        If the batches come from a `Reader`, the state contains the reader's state at the beginning of the pass.
+
+        Returns:
+            A small dict that can be stored as JSON.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=777)
+            >>> batches = reader.rebatch(1024, shuffle_buffer=4096, seed=7)
+            >>> first = next(batches)
+            >>> state = batches.state_dict()
+            >>> again = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=777)
+            >>> resumed = again.rebatch(1024, shuffle_buffer=4096, seed=7)
+            >>> resumed.load_state_dict(state)
+            >>> len(list(resumed))
+            5
+        """
+        with self._lock:
+            stored = self._settings() | {
+                "version": _VERSION,
+                "seed": self._seed,
+                "epoch": self._epoch,
+                "batches": self._yielded,
+                "reader": None if self._reader_state is None else self._reader_state(),
+            }
+            return stored | {"checksum": checksum(stored)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Resumes from a state: the next batch is the one after the last batch before the state was saved.
+
+        The batches of a `Reader` are read again from the beginning of the pass in which the state was saved, whatever
+        the reader has read since. Any other iterable must yield the same rows as before, from the beginning. Call this
+        method before the first `next` then: fastpipe can't tell whether the rows are the same ones.
+
+        The first `next` reads all rows that were read before the state was saved. A reader with `shuffle="buffer"`, or
+        with another `batch_size`, resumes without reading them.
+
+        The epoch of the shuffle is that of the state. Without a `seed`, the seed is, too.
+
+        Args:
+            state_dict: A state as `state_dict` returned it.
+
+        Raises:
+            StateError: If the state has another `batch_size`, `shuffle_buffer`, `drop_last` or `seed`, is of a reader
+                with other rows or another order, or is damaged. Also if batches that don't come from a `Reader` have
+                been requested already. Nothing changes then. `next` raises it if the incoming batches end before the
+                position of the state.
+            TypeError: If the state isn't a dict.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be a dict that state_dict() returned; got {type(state_dict).__name__}")
+        with self._lock:
+            seed, epoch, yielded, of_reader = self._read_state(state_dict)
+            if self._reader is not None:
+                self._reader.load_state_dict(of_reader)
+                self._batches = self._reader.start().batches
+                self._reader_state = self._reader.start_state()
+            self._rows, self._error, self._came_in = None, None, 0
+            self._seed, self._epoch, self._yielded, self._to_drop = seed, epoch, yielded, yielded
+
+    def _settings(self) -> State:
+        """Returns the arguments that must be equal when a state is loaded."""
+        return {
+            "batch_size": self._batch_size,
+            "shuffle_buffer": self._shuffle_buffer,
+            "drop_last": self._drop_last,
+        }
+
+    def _read_state(self, stored: Mapping[str, Any]) -> tuple[int, int, int, Any]:
+        """Returns the seed, the epoch, the number of batches and the reader's state, after checking them."""
+        version = stored.get("version")
+        if isinstance(version, int) and version > _VERSION and "batches" in stored:
+            raise StateError(
+                f"the state has version {version}, and this version of fastpipe reads versions up to {_VERSION}: "
+                "upgrade fastpipe to the version that saved it"
+            )
+        try:
+            seed, epoch, yielded, of_reader = (stored[name] for name in ("seed", "epoch", "batches", "reader"))
+            whole = stored["checksum"] == checksum({name: stored[name] for name in stored if name != "checksum"})
+            if type(version) is not int or not whole:
+                raise ValueError
+        except (KeyError, RecursionError, TypeError, ValueError):
+            raise StateError("this is not the state of a Rebatcher, or it is damaged") from None
+        expected = self._settings() | ({"seed": self._seed} if self._seed_given else {})
+        differing = differences(dict(stored), expected)
+        if (of_reader is None) != (self._reader is None):
+            which = ("another iterable", "a Reader") if of_reader is None else ("a Reader", "another iterable")
+            differing.append(f"the batches came from {which[0]} and come from {which[1]}")
+        if differing:
+            raise StateError(f"cannot resume from this state: {'; '.join(differing)}")
+        if self._reader is None and (self._drawing or self._came_in or self._batches is None or self._error):
+            raise StateError(
+                "cannot resume after batches were requested: create a Rebatcher of the same batches from the beginning"
+            )
+        return seed, epoch, yielded, of_reader
 
     def close(self) -> None:
         """Drops all buffered rows. No batch follows."""
@@ -151,6 +265,16 @@ class Rebatcher(Iterator[dict[str, Any]]):
         self._batches = self._rows = None
 
     def _next(self) -> dict[str, Any] | None:
+        while self._to_drop:
+            if self._repacked() is None:
+                raise StateError(
+                    f"the incoming batches end before the position of the state, {self._to_drop} batches too early: "
+                    "pass the same batches as when it was saved"
+                )
+            self._to_drop -= 1
+        return self._repacked()
+
+    def _repacked(self) -> dict[str, Any] | None:
         while True:
             batch = None if self._rows is None else self._rows.next()
             batches = self._batches

@@ -53,7 +53,7 @@ def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int,
         "pass_epoch": pass_epoch,
         "progress": progress,
     }
-    return stored | {"checksum": _checksum(stored)}
+    return stored | {"checksum": checksum(stored)}
 
 
 def parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
@@ -93,7 +93,7 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
         seed = int(order["seed"])
         possible = 0 <= pass_epoch <= int(progress["epoch"]) <= LARGEST_EPOCH and 0 <= seed < 2**64
         # A wrong number is not detectable by itself and would yield other rows.
-        whole = stored["checksum"] == _checksum({name: stored[name] for name in stored if name != "checksum"})
+        whole = stored["checksum"] == checksum({name: stored[name] for name in stored if name != "checksum"})
         # `==` treats True as 1, and 2.0 as 2.
         if type(version) is not int or version < 1 or not possible or not whole:
             raise ValueError
@@ -105,18 +105,19 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
         # A randomly drawn seed is restored from the state.
         expected["seed"] = seed
     here = data.fingerprint(version)
-    if (changed := _changed(saved, here)) == ["digest"]:
+    if _changed(saved, here) == ["digest"]:
         differing = [data.words.other_digest]
     else:
-        differing = _told(changed, saved, here, "the dataset's ")
+        differing = differences(saved, here, "the dataset's ")
     differing += _other_partitions(saved, here)
-    differing += _told(_changed(order, expected), order, expected)
+    differing += differences(order, expected)
     if differing:
         raise StateError(f"cannot resume from this state: {'; '.join(differing)}")
     return pass_epoch, progress, seed
 
 
-def _checksum(stored: State) -> int:
+def checksum(stored: State) -> int:
+    """Returns the checksum of a state's other entries."""
     return zlib.crc32(json.dumps(stored, sort_keys=True, separators=(",", ":")).encode())
 
 
@@ -134,5 +135,7 @@ def _other_partitions(saved: State, here: State) -> list[str]:
     return [f"the folders {name}=... of its files have different values" for name in changed]
 
 
-def _told(names: list[str], saved: State, here: State, whose: str = "") -> list[str]:
-    return [f"{whose}{name} was {saved.get(name)!r} and is {here[name]!r}" for name in names if name != "digest"]
+def differences(saved: State, here: State, whose: str = "") -> list[str]:
+    """Returns a text for each entry whose value differs from the saved one."""
+    names = [name for name in _changed(saved, here) if name != "digest"]
+    return [f"{whose}{name} was {saved.get(name)!r} and is {here[name]!r}" for name in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -152,43 +152,39 @@ def write_avro(
 
 def copy_records(
     path: str,
-    records: Reader,
+    batches: Iterable[Any],
     schema: str,
     metadata: Mapping[str, bytes],
     *,
     codec: str,
     block_bytes: int,
-    progress: bool,
+    told: Callable[[int], object],
 ) -> int:
     """Writes encoded records with any schema, without decoding them.
 
     Args:
         path: The path of the file. An existing file is replaced.
-        records: A reader of encoded records, as `encoded_records` returns it.
+        batches: Arrow data of encoded records, as a reader of `encoded_records` yields it.
         schema: The schema of the records, which is written unchanged.
         metadata: Additional entries of the header.
         codec: The name of the codec, which compresses at its default level.
         block_bytes: The size in bytes, before compression, at which a block is closed.
-        progress: Whether to show a progress bar.
+        told: Function that is called with the number of records of each batch, after they were written.
 
     Returns:
         The number of records that were written.
     """
-    with _bar(records, progress) as bar, replacing(path) as temporary:
+    with replacing(path) as temporary:
         sync = os.urandom(_SYNC_BYTES)
         writing = AvroWriting(codec, None, block_bytes, _threads("auto"), sync, list(metadata.items()))
         writer = AvroWriter(temporary, shown=path, schema=schema, writing=writing, encoded=True)
         try:
-            for batch in arrow_streams(records).batches():
-                copied = writer.copy(batch)
-                if bar is not None:
-                    bar.update(copied)
+            for batch in batches:
+                told(writer.copy(batch))
                 del batch  # Releases it before the next batch is drawn.
             rows, _, _ = writer.finish()
         finally:
             writer.close()
-        if bar is not None:
-            bar.total = bar.n
     return rows
 
 

@@ -1,4 +1,4 @@
-"""`fastpipe convert`: writes the rows of files to one file with another format, codec, block size or order."""
+"""`fastpipe convert`: writes the rows of files to one or more files with another format, codec, block size or order."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from fastpipe._files._paths import expand
 from fastpipe._formats import FORMATS
 from fastpipe._progress import progress_bar
 from fastpipe._reader.reader import Reader
+from fastpipe._reader.reader_passes import arrow_streams
 from fastpipe._text import clean, plural, size_text
 from fastpipe.avro import AvroFile, write_avro
 from fastpipe.avro._encoded import avro_tables, encoded_records, projection
 from fastpipe.avro._writing import Codec, copy_records
+from fastpipe.cli._convert_files import even_counts, full_counts, write_files
 from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
 from fastpipe.units._arrow_files import ArrowFileUnits
 from fastpipe.units._files import Files
@@ -208,7 +210,7 @@ def add_options(convert: argparse.ArgumentParser, positive: Callable[[str], int]
     convert.add_argument(
         "source", metavar="IN", help="file, directory or glob pattern of Avro, Parquet, Arrow or CSV files"
     )
-    convert.add_argument("target", metavar="OUT", help="file to write")
+    convert.add_argument("target", metavar="OUT", help="file to write, or directory with --files or --rows-per-file")
     convert.add_argument(
         "--from", dest="origin", choices=tuple(_FORMATS), help="format of IN (default: from its suffix)"
     )
@@ -225,7 +227,14 @@ def add_options(convert: argparse.ArgumentParser, positive: Callable[[str], int]
     convert.add_argument(
         "--batch-size", type=positive, metavar="N", help="rows per row group or record batch (default: 16384)"
     )
-    convert.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    several = convert.add_mutually_exclusive_group()
+    several.add_argument(
+        "--files", type=positive, metavar="N", help="write a directory of N files whose numbers of rows differ by one"
+    )
+    several.add_argument(
+        "--rows-per-file", type=positive, metavar="N", help="write a directory of files with N rows each"
+    )
+    convert.add_argument("--force", action="store_true", help="replace the file OUT if it exists")
 
 
 def _seed(text: str) -> int:
@@ -240,7 +249,9 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit code: 0, or 2 for invalid combinations of options.
     """
-    to = arguments.to = arguments.to or _of_suffix(arguments.target)
+    split = arguments.files is not None or arguments.rows_per_file is not None
+    origin = arguments.origin or _origin(arguments.source)
+    to = arguments.to or _of_suffix(arguments.target) or (origin if split else None)
     if to not in _CODECS:
         return _usage(f"{arguments.target}: its suffix must be one of {_suffixes(_CODECS)}; set the format with --to")
     codec = arguments.codec or _DEFAULT_CODECS[to]
@@ -252,9 +263,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.seed is not None and not arguments.shuffle:
         return _usage("--seed requires --shuffle")
-    if os.path.lexists(arguments.target) and not arguments.force:
-        return _usage(f"{arguments.target} already exists; use --force to replace it")
-    origin = arguments.origin or _origin(arguments.source)
+    if os.path.lexists(arguments.target) and (split or not arguments.force):
+        hint = "remove it, or name another directory" if split else "use --force to replace it"
+        return _usage(f"{arguments.target} already exists; {hint}")
     if origin is None:
         return _usage(
             f"{arguments.source}: its suffix must be one of {_suffixes(_FORMATS)}; set the format with --from"
@@ -264,21 +275,36 @@ def run(arguments: argparse.Namespace) -> int:
     if columns is not None and len(set(columns)) < len(columns):
         return _usage(f"--columns names a column twice: {arguments.columns}")
     order: dict[str, Any] = {"shuffle": True, "seed": arguments.seed or 0} if arguments.shuffle else {}
-    options: dict[str, Any] = {
-        "codec": codec,
-        "block_bytes": arguments.block_bytes or 64 << 10,
-        "progress": sys.stderr.isatty(),
-    }
-    rows = _copy(files, columns, arguments.target, order, options) if origin == to == "avro" else None
-    if rows is None:
-        batch_size = arguments.batch_size or _BATCH_SIZE
+    block_bytes, batch_size = arguments.block_bytes or 64 << 10, arguments.batch_size or _BATCH_SIZE
+    made = _copying(files, columns, order, codec, block_bytes) if origin == to == "avro" else None
+    if made is None:
         tables = tables_of(origin, files, columns, order, batch_size)
-        if to == "avro":
-            rows = _write_avro(arguments.target, tables, options)
+        made = _to_avro(tables, codec, block_bytes) if to == "avro" else _to_columns(to, tables, codec, batch_size)
+    bar = progress_bar(made.rows) if sys.stderr.isatty() else None
+    told = _ignore if bar is None else bar.update
+    with bar or nullcontext(), made.open() as found:
+        if not split:
+            made.write(arguments.target, found, told)
+            written, size = "", os.path.getsize(arguments.target)
         else:
-            rows = _write_columns(to, arguments.target, tables, codec, batch_size, options["progress"])
-    print(f"{clean(arguments.target)}: {plural(rows, 'row')}, {size_text(os.path.getsize(arguments.target))}")
+            most = arguments.rows_per_file
+            counts = full_counts(made.rows, most) if most is not None else even_counts(made.rows, arguments.files)
+            write, suffix = made.write, _FORMATS[to].ends[0]
+            size = write_files(
+                arguments.target, suffix, counts, map(_table, found), lambda path, rows: write(path, rows, told)
+            )
+            written = f" in {plural(len(counts), 'file')}"
+    print(f"{clean(arguments.target)}: {plural(made.rows, 'row')}{written}, {size_text(size)}")
     return 0
+
+
+def _ignore(rows: int) -> None:
+    """Takes the place of a progress bar."""
+
+
+def _table(found: Any) -> Any:
+    """Returns a table or record batch of pyarrow, whose rows can be sliced."""
+    return found if hasattr(found, "slice") else require_pyarrow().record_batch(found)
 
 
 def _usage(message: str) -> int:
@@ -307,9 +333,24 @@ def _origin(source: str) -> str | None:
     return None
 
 
-def _copy(
-    files: list[str], columns: list[str] | None, target: str, order: dict[str, Any], options: dict[str, Any]
-) -> int | None:
+class _Conversion(NamedTuple):
+    """The rows of files, and how they are written to a file.
+
+    Attributes:
+        rows: Total number of rows.
+        open: Starts reading. The context manager yields Arrow data.
+        write: Writes Arrow data to the file at a path, and calls a function with the number of rows of each table.
+            Returns the number of rows.
+    """
+
+    rows: int
+    open: Callable[[], AbstractContextManager[Iterator[Any]]]
+    write: Callable[[str, Iterable[Any], Callable[[int], object]], int]
+
+
+def _copying(
+    files: list[str], columns: list[str] | None, order: dict[str, Any], codec: str, block_bytes: int
+) -> _Conversion | None:
     """Copies encoded Avro records or fields to Avro. Returns None if the columns need decoding."""
 
     def wanted(schema: Any) -> Any:
@@ -327,20 +368,31 @@ def _copy(
             )
             raise in_file(SchemaError, path, reason)
     metadata = {key: value for key, value in first.metadata.items() if not key.startswith("avro.")}
-    with encoded_records(files, names, **order) as records:
-        return copy_records(target, records, text, metadata, **options)
+    records = encoded_records(files, names, **order)
+
+    def write(path: str, batches: Iterable[Any], told: Callable[[int], object]) -> int:
+        return copy_records(path, batches, text, metadata, codec=codec, block_bytes=block_bytes, told=told)
+
+    return _Conversion(records.num_rows, lambda: _Closing(records, arrow_streams(records).batches()), write)
 
 
-def _write_avro(target: str, tables: Tables, options: dict[str, Any]) -> int:
+def _to_avro(tables: Tables, codec: Any, block_bytes: int) -> _Conversion:
     import pyarrow as pa
 
     for field in tables.schema:
         _check_durations(field.type, field.name)
-    with tables.open() as found:
-        batches = (
-            batch for table in found for batch in (table.to_batches() if isinstance(table, pa.Table) else [table])
-        )
-        return write_avro(target, pa.RecordBatchReader.from_batches(tables.schema, batches), **options).rows
+
+    def write(path: str, found: Iterable[Any], told: Callable[[int], object]) -> int:
+        def batches() -> Iterator[Any]:
+            for table in found:
+                for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+                    yield batch
+                    told(batch.num_rows)
+
+        data = pa.RecordBatchReader.from_batches(tables.schema, batches())
+        return write_avro(path, data, codec=codec, block_bytes=block_bytes).rows
+
+    return _Conversion(tables.rows, tables.open, write)
 
 
 def _check_durations(kind: Any, name: str) -> None:
@@ -358,30 +410,32 @@ def _check_durations(kind: Any, name: str) -> None:
         _check_durations(part, name)
 
 
-def _write_columns(to: str, target: str, tables: Tables, codec: str, batch_size: int, showing: bool) -> int:
-    import pyarrow as pa
-
+def _to_columns(to: str, tables: Tables, codec: str, batch_size: int) -> _Conversion:
     name = _OF_PYARROW.get(codec, codec)
     if to == "parquet":
         _check_parquet(tables.schema)
-    bar = progress_bar(tables.rows) if showing else None
-    rows = 0
-    with bar or nullcontext(), replacing(target) as temporary, tables.open() as found:
-        writer: Any
-        if to == "parquet":
-            import pyarrow.parquet as pq
 
-            writer = pq.ParquetWriter(temporary, tables.schema, compression=name)
-        else:
-            options = pa.ipc.IpcWriteOptions(compression=None if name == "none" else name)
-            writer = pa.ipc.new_file(temporary, tables.schema, options=options)
-        with writer:
-            for table in _sized(found, batch_size):
-                _write_table(writer, table, batch_size)
-                rows += table.num_rows
-                if bar is not None:
-                    bar.update(table.num_rows)
-    return rows
+    def write(path: str, found: Iterable[Any], told: Callable[[int], object]) -> int:
+        import pyarrow as pa
+
+        rows = 0
+        with replacing(path) as temporary:
+            writer: Any
+            if to == "parquet":
+                import pyarrow.parquet as pq
+
+                writer = pq.ParquetWriter(temporary, tables.schema, compression=name)
+            else:
+                options = pa.ipc.IpcWriteOptions(compression=None if name == "none" else name)
+                writer = pa.ipc.new_file(temporary, tables.schema, options=options)
+            with writer:
+                for table in _sized(found, batch_size):
+                    _write_table(writer, table, batch_size)
+                    rows += table.num_rows
+                    told(table.num_rows)
+        return rows
+
+    return _Conversion(tables.rows, tables.open, write)
 
 
 def _write_table(writer: Any, table: pa.Table, batch_size: int) -> None:

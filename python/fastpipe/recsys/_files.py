@@ -10,14 +10,13 @@ process with SIGBUS.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe.avro import AvroFile, read_avro
+from fastpipe.avro import AvroFile, read_avro, write_avro
+from fastpipe.batch import Ragged, Strings
 from fastpipe.errors import (
     InteractionsError,
     MalformedFileError,
@@ -42,16 +41,10 @@ def wrong(path: str, reason: str) -> InteractionsError:
 
 def put_avro(path: str, columns: dict[str, Any], metadata: dict[str, str]) -> None:
     """Writes an Avro file with one record per row of the columns: IDs or numbers, or values and offsets."""
-    try:
-        import fastavro
-    except ImportError as error:
-        raise ImportError('writing Avro needs fastavro: pip install fastavro, or pass format="arrow"') from error
     fields = [{"name": name, "type": _avro_type(column)} for name, column in columns.items()]
-    schema = fastavro.parse_schema({"type": "record", "name": "Shard", "namespace": "fastpipe", "fields": fields})
-    rows = zip(*map(_entries, columns.values()), strict=True)
-    records = (dict(zip(columns, row, strict=True)) for row in rows)
-    with open(path, "xb") as file:
-        fastavro.writer(file, schema, records, codec="null", metadata=metadata)
+    schema = {"type": "record", "name": "Shard", "namespace": "fastpipe", "fields": fields}
+    batch = {name: _form(column) for name, column in columns.items()}
+    write_avro(path, batch, schema, codec="null", metadata=metadata)
 
 
 def _avro_type(column: Any) -> Any:
@@ -64,11 +57,16 @@ def _avro_type(column: Any) -> Any:
     return "long"
 
 
-def _entries(column: Any) -> Iterator[Any]:
-    if not isinstance(column, tuple):
-        return iter(column.tolist())
-    values, offsets = column
-    return (values[start:stop].tolist() for start, stop in pairwise(offsets.tolist()))
+def _form(column: Any) -> Any:
+    """Returns a column as `write_avro` takes it."""
+    if isinstance(column, tuple):
+        return Ragged(*column)
+    if column.dtype != object:
+        return column
+    binary = isinstance(column[0], bytes)
+    texts = column.tolist() if binary else [text.encode() for text in column.tolist()]
+    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts], dtype=np.int64)])
+    return Strings(np.frombuffer(b"".join(texts), np.uint8), offsets, (len(texts),), binary)
 
 
 def put_arrow(path: str, columns: dict[str, Any], metadata: dict[str, str]) -> None:

@@ -469,7 +469,7 @@ class Interactions:
 
         Args:
             folder: The folder of the files, which is created if necessary.
-            format: `"avro"` (the default), which needs fastavro, or `"arrow"`, Arrow's IPC format (extra `arrow`).
+            format: `"avro"` (the default) or `"arrow"`, Arrow's IPC format (extra `arrow`).
             shard_positives: The number of positives at which a shard ends, after the current user. Defaults to 32,000.
 
         Returns:
