@@ -82,7 +82,7 @@ def test_files_are_found(form: Format, folder: Path, system: str) -> None:
     ) as error:
         numbers(form, f"{root}empty", **options)
     assert error.value.path == f"{root}empty"
-    for wrong in (3, None, b"a", [3], [b"a"], {"a": 1}.values()):
+    for wrong in (3, None, [3], [b"a", 3], {"a": 1}.values()):
         with pytest.raises(TypeError, match="source must be a path"):
             numbers(form, wrong, **options)
 

@@ -102,9 +102,10 @@ def test_options_are_those_of_the_reader(tmp_path: Path, kind: str, options: dic
 
 
 @pytest.mark.parametrize("make", [bytes, bytearray, memoryview, io.BytesIO], ids=lambda make: make.__name__)
-def test_avro_files_in_memory(tmp_path: Path, make: Callable[[bytes], Any]) -> None:
-    path = write(tmp_path / "a.avro", "avro")
-    whole = fastpipe.read_avro(path, batch_size=1).features
+@pytest.mark.parametrize("kind", ["avro", "parquet", "arrow"])
+def test_files_in_memory(tmp_path: Path, kind: str, make: Callable[[bytes], Any]) -> None:
+    path = write(tmp_path / f"a.{kind}", kind)
+    whole = READ[kind](path, batch_size=1).features
     assert fastpipe.infer_features(make(path.read_bytes())) == whole
     assert fastpipe.infer_features([make(path.read_bytes()), path]) == whole
 
@@ -114,13 +115,6 @@ def test_a_name_of_an_open_file_is_in_messages(tmp_path: Path) -> None:
     path.write_text("nothing")
     with path.open("rb") as file, pytest.raises(UnsupportedError, match=r"format of \S+notes.txt from its first bytes"):
         fastpipe.infer_features(file)
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_other_files_in_memory_are_refused(tmp_path: Path, kind: str) -> None:
-    whole = write(tmp_path / "a", kind).read_bytes()
-    with pytest.raises(UnsupportedError, match="files in memory are not supported: write the data to a file"):
-        fastpipe.infer_features(whole)
 
 
 def test_other_sources_need_a_reader(tmp_path: Path) -> None:

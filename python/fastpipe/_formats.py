@@ -177,9 +177,9 @@ def infer_features(
     that it contains are read.
 
     Args:
-        source: A path, a glob, a directory, or a list of these, all of one format. For Avro files also a contiguous
-            buffer with the bytes of a file, or a binary file object. Directories and globs skip names that begin with
-            `_` or `.`, and also empty files, with a warning.
+        source: A path, a glob, a directory, a contiguous buffer with the bytes of an Avro, Parquet or Arrow file, a
+            binary file object with such bytes, or a list of these, all of one format. Directories and globs skip names
+            that begin with `_` or `.`, and also empty files, with a warning.
         columns: The columns to infer: a list of at least one name, or one name as a string. A name includes everything
             nested in it. Defaults to None: all columns.
         **options: Other arguments of the function for the format, such as `reader_schema` of `read_avro`, `null_values`
@@ -211,9 +211,5 @@ def infer_features(
     if "filesystem" in options:
         raise TypeError(f"infer_features reads only local files and has no argument 'filesystem'. {_FUNCTION}")
     files = opened(source, SUFFIXES)
-    format_ = format_of(files, _FUNCTION)
-    if format_ is not AVRO and (held := [file for file in files if isinstance(file, Contents)]):
-        reason = f"{format_.title} files in memory are not supported: write the data to a file, and pass its path"
-        raise UnsupportedError(f"{reason} (source {held[0]})", reason=reason)
-    with format_.read(files, columns=columns, **{"batch_size": 1, **options}) as reader:
+    with format_of(files, _FUNCTION).read(files, columns=columns, **{"batch_size": 1, **options}) as reader:
         return reader.features

@@ -57,6 +57,6 @@ def refuse_contents(source: object) -> None:
     if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         kind = type(source).__name__
         raise TypeError(
-            f"source must be a path; got {kind}. Only read_avro, read_csv, infer_features and AvroFile accept open "
-            "files and bytes: write the data to a file"
+            f"source must be a path; got {kind}. Only read_avro, read_csv, read_parquet, read_arrow, "
+            "infer_features and AvroFile accept open files and bytes: write the data to a file"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -12,12 +12,14 @@ import numpy as np
 from fastpipe._arguments import shown
 from fastpipe._boundary import LoweredFiles
 from fastpipe._files._index_cache import IndexCache, cache_directory
-from fastpipe._files._paths import Paths, Suffixes, expand
+from fastpipe._files._paths import Paths, Suffixes, expand_one, tell_empty
 from fastpipe._local_path import local
 from fastpipe.errors import MissingFileError, StorageError, in_file
 
 # Bytes per read of an open file. Signals are handled between reads.
 _CHUNK = 1 << 20
+
+_SOURCE = "source must be a path, a glob, a directory, bytes, a binary file object or a list of these"
 
 
 class ReadableFile(Protocol):
@@ -29,6 +31,8 @@ class ReadableFile(Protocol):
 
 # Python before 3.12 has no type for buffers.
 Source: TypeAlias = Paths | bytes | bytearray | memoryview | ReadableFile | Iterable[Any]
+# Functions such as `expand_one`.
+ExpandPath: TypeAlias = Callable[["str | os.PathLike[str]", Suffixes, list[str]], list[str]]
 
 
 class Contents(NamedTuple):
@@ -51,6 +55,11 @@ class Contents(NamedTuple):
         """The buffer and its range, for the extension module."""
         return self.whole, self.start, self.stop
 
+    @property
+    def view(self) -> memoryview:
+        """The file's bytes. They aren't copied."""
+        return memoryview(self.whole)[self.start : self.stop]
+
     def __str__(self) -> str:
         return self.name
 
@@ -62,7 +71,9 @@ class Contents(NamedTuple):
         return Contents, (self.name, self.whole[self.start : self.stop], 0, self.stop - self.start)
 
 
-def opened(source: Source, suffixes: Suffixes = (".avro",)) -> list[str | Contents]:
+def opened(
+    source: Source, suffixes: Suffixes = (".avro",), expand_path: ExpandPath = expand_one
+) -> list[str | Contents]:
     """Lists the files that a source names or contains.
 
     Bytes and read-only views of bytes are not copied. Other buffers are copied once, so that later changes to them have
@@ -71,27 +82,30 @@ def opened(source: Source, suffixes: Suffixes = (".avro",)) -> list[str | Conten
     Args:
         source: Paths as in `expand`, a contiguous buffer of bytes, a binary file object, or a list of any of these.
         suffixes: The suffixes of files to read from a directory, as in `expand`.
+        expand_path: The function that expands each path: by default on local disks.
 
     Raises:
         FastpipeError: If paths can't be expanded (see `expand`), or a file object can't be read.
         TypeError: If the source has another type, such as a file that was opened as text.
     """
-    if isinstance(source, str | os.PathLike):
-        return [*expand(source, suffixes)]
     contents = _contents(source, 0)
     if contents is not None:
         return [contents]
     try:
-        items = iter(cast("Iterable[Any]", source))
+        items = [source] if isinstance(source, str | os.PathLike) else iter(cast("Iterable[Any]", source))
     except TypeError:
-        raise TypeError(
-            "source must be a path, a glob, a directory, bytes, a binary file object or a list of these; got "
-            f"{type(source).__name__}"
-        ) from None
+        raise TypeError(f"{_SOURCE}; got {type(source).__name__}") from None
     files: list[str | Contents] = []
+    empty: list[str] = []
     for number, item in enumerate(items):
         contents = _contents(item, number)
-        files += expand(item if isinstance(item, str) else _path(item), suffixes) if contents is None else [contents]
+        if contents is not None:
+            files.append(contents)
+        elif isinstance(item, str | os.PathLike):
+            files += expand_path(item, suffixes, empty)
+        else:
+            raise TypeError(f"{_SOURCE}; got {shown(item)}")
+    tell_empty(files, empty)
     if not files:
         raise MissingFileError("the list of files is empty", reason="the list of files is empty")
     return files
@@ -113,14 +127,6 @@ def one(source: Source) -> str | Contents:
     contents = None if isinstance(source, str | os.PathLike) else _contents(source, 0)
     what = "path must be the path of a file, bytes or a binary file object"
     return local(cast("str", source), what) if contents is None else contents
-
-
-def _path(item: object) -> str | os.PathLike[str]:
-    if isinstance(item, os.PathLike):
-        return item
-    raise TypeError(
-        f"source must be a path, a glob, a directory, bytes, a binary file object or a list of these; got {shown(item)}"
-    )
 
 
 def _contents(item: Any, number: int) -> Contents | None:
@@ -179,6 +185,8 @@ def pieces(file: ReadableFile, name: str) -> Generator[bytes]:
             chunk: object = file.read(_CHUNK)
         except OSError as error:
             raise in_file(StorageError, name, f"the file object can't be read: {error}") from error
+        except ValueError as error:  # The file object is closed.
+            raise ValueError(f"the file object {name} can't be read: {error}") from error
         if isinstance(chunk, str):
             raise TypeError(f'the file {name} was opened as text: open it with "rb"')
         if chunk is None:

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from fastpipe._files._directory_walk import broken_link, files_below, matching
@@ -107,14 +107,14 @@ def expand(source: Paths, suffixes: Suffixes = (".avro",)) -> list[str]:
     """
     empty: list[str] = []
     if isinstance(source, str | os.PathLike):
-        return _some(_expand_one(source, suffixes, empty), empty)
+        return _some(expand_one(source, suffixes, empty), empty)
     refuse_contents(source)
     try:
         items = iter(source)
     except TypeError:
         kind = type(source).__name__
         raise TypeError(f"source must be a path, a glob, a directory or a list of these; got {kind}") from None
-    return _some([path for item in items for path in _expand_one(item, suffixes, empty)], empty)
+    return _some([path for item in items for path in expand_one(item, suffixes, empty)], empty)
 
 
 def _some(files: list[str], empty: list[str]) -> list[str]:
@@ -124,7 +124,7 @@ def _some(files: list[str], empty: list[str]) -> list[str]:
     return files
 
 
-def tell_empty(files: list[str], empty: list[str]) -> None:
+def tell_empty(files: Sequence[object], empty: list[str]) -> None:
     """Warns about empty files that were skipped.
 
     Raises:
@@ -160,8 +160,8 @@ def none_in_directory(suffixes: Suffixes, folder: str, found: Iterable[str]) -> 
     return f"{reason}, but files without a suffix, such as {bare[0]!r}: {os.path.join(folder, pattern)!r} reads them"
 
 
-def _expand_one(item: str | os.PathLike[str], suffixes: Suffixes, empty: list[str]) -> list[str]:
-    """Returns the files that a path names. Adds empty files that are skipped to `empty`."""
+def expand_one(item: str | os.PathLike[str], suffixes: Suffixes, empty: list[str]) -> list[str]:
+    """Returns the files that a path names, as in `expand`. Adds empty files that are skipped to `empty`."""
     path = local(item)
     if os.path.isdir(path):
         found = files_below(path)
@@ -174,7 +174,7 @@ def _expand_one(item: str | os.PathLike[str], suffixes: Suffixes, empty: list[st
     start = _existing(path)
     braces = alternatives(path[start:])
     if len(braces) > 1:
-        lists = [_expand_one(path[:start] + rest, suffixes, empty) for rest in braces]
+        lists = [expand_one(path[:start] + rest, suffixes, empty) for rest in braces]
         return list(dict.fromkeys(name for files in lists for name in files))
     if not glob.has_magic(path):
         return [path]

@@ -8,12 +8,11 @@ batch. The format stores both at fixed positions (Arrow columnar format, "IPC Fi
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from fastpipe._files._paths import Paths
+from fastpipe._files._in_memory_files import Source
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import MalformedFileError, UnsupportedError, in_file
@@ -183,7 +182,7 @@ class ArrowFileUnits(FileUnits):
         """Opens a file and its record batches: with `look`, they are scanned for nulls, otherwise only counted."""
         import pyarrow.ipc
 
-        with storage_errors(file.path), self._storage.open(file.path) as source:
+        with storage_errors(file.path), self._storage.open(file) as source:
             _check_magic(file.path, source)
             if not look:
                 return self._counted(file, source)
@@ -230,8 +229,8 @@ class ArrowFileUnits(FileUnits):
         return self._found[self._batches[unit][0]].path
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns the names without folders and the sizes of all files."""
-        return {"arrow": [[os.path.basename(file.path), file.size] for file in self._found]}
+        """Returns the identities of all files."""
+        return {"arrow": self.identities}
 
     def read(self, unit: int) -> pa.RecordBatch:
         """Reads a record batch."""
@@ -242,7 +241,7 @@ class ArrowFileUnits(FileUnits):
         fields = [opened.schema.names.index(name) for name in self.schema.names]
         with storage_errors(file.path, self.name(unit)):
             options = pyarrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-            with self._storage.open(file.path) as source:
+            with self._storage.open(file) as source:
                 ranged = self._storage.ranged(
                     source, file.size, self._ranges(opened, batch, fields), opened.known(file)
                 )
@@ -333,7 +332,7 @@ def _check_magic(path: str, source: pa.NativeFile) -> None:
 
 @takes_options()
 def read_arrow(
-    source: Paths,
+    source: Source,
     *,
     features: Mapping[str, Spec] | None = None,
     columns: str | Sequence[str] | None = None,
@@ -353,19 +352,21 @@ def read_arrow(
 
     Args:
         source: A path, a glob (`**` for any depth), a directory (all files below it that end in `.arrow`, or else in
-            `.feather`, or else in `.ipc`), or a list of these. Directories and globs skip names that begin with `_` or
+            `.feather`, or else in `.ipc`), a contiguous buffer with the bytes of a file, a binary file object, which is
+            read immediately to its end, or a list of these. Directories and globs skip names that begin with `_` or
             `.`, and also empty files, with a warning.
         features: The spec of each feature, by name: the path of a column, with dots between the names of nested fields.
             By default, features come from the specs in the files' metadata if fastpipe wrote all files with the same
             specs, or else from the column types, which must be the same in all files: lists are ragged, fixed-size
-            lists are dense, and other structs have a feature for each field. In local files of up to 256 MiB in total,
-            columns that contain nulls have `on_null="mask"`. In other files, all nullable columns do.
+            lists are dense, and other structs have a feature for each field. In files on local disks or in memory, of
+            up to 256 MiB in total, columns that contain nulls have `on_null="mask"`. In other files, all nullable
+            columns do.
         columns: The columns to read: a list of at least one name, or one name as a string. A name includes everything
             nested in it. Defaults to None: all columns.
         overrides: Specs that replace some of the specs that `features` has by default, by name. Not allowed with
             `features`. Defaults to None.
         batch_size: Number of rows per batch.
-        filesystem: The file system of the files, from `pyarrow.fs` or fsspec. Defaults to None: local disks.
+        filesystem: The file system of the paths, from `pyarrow.fs` or fsspec. Defaults to None: local disks.
         num_fetches: The number of record batches that are read concurrently, 1 to 1024. Defaults to `num_threads` for
             local disks, and to 8 for other file systems.
         **options: See `fastpipe.typing.Options`.

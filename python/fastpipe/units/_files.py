@@ -22,16 +22,10 @@ import numpy.typing as npt
 from fastpipe._arguments import shown
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._files._directory_walk import is_unfinished
-from fastpipe._files._paths import (
-    Paths,
-    alternatives,
-    expand,
-    none_in_directory,
-    nonempty,
-    tell_empty,
-    with_suffix,
-)
+from fastpipe._files._in_memory_files import Contents, Source, opened
+from fastpipe._files._paths import Suffixes, alternatives, expand_one, none_in_directory, nonempty, with_suffix
 from fastpipe._reader.options import Settings
+from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError, in_file
@@ -198,11 +192,13 @@ class File(NamedTuple):
         path: The path on its file system.
         size: The size in bytes.
         modified: The modification time in nanoseconds since 1970; None if the file system doesn't report it.
+        contents: The bytes of a file in memory, whose `path` is its name in messages; None for other files.
     """
 
     path: str
     size: int
     modified: int | None
+    contents: Contents | None = None
 
 
 class Files:
@@ -233,28 +229,21 @@ class Files:
         else:
             raise TypeError(f"filesystem must be of pyarrow.fs or fsspec, or None; got {shown(filesystem)}")
 
-    def find(self, source: Paths, suffixes: tuple[str, ...]) -> list[File]:
-        """Returns the files that a source names, with the rules of `fastpipe.read_avro`.
+    def find(self, source: Source, suffixes: Suffixes) -> list[File]:
+        """Returns the files that a source names or contains, with the rules of `fastpipe.read_avro`.
 
         Raises:
             MissingFileError: If a file does not exist, a glob matches nothing, or a directory contains no such file.
-            StorageError: If the file system fails.
-            TypeError: If the source is not made of paths.
+            StorageError: If the file system fails, or a file object can't be read.
+            TypeError: If the source has another type.
             UnsupportedError: If the source is a URL and no file system is given.
         """
-        if self.given is None:
-            try:
-                paths = expand(source, suffixes)
-            except UnsupportedError as error:
-                reason = "a URL needs its file system: pass filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
-                raise in_file(UnsupportedError, error.path or "", reason) from None
-        else:
-            empty: list[str] = []
-            paths = [path for item in _items(source) for path in self._named(self._normal(item), suffixes, empty)]
-            tell_empty(paths, empty)
-        if not paths:
-            raise MissingFileError("the list of files is empty", reason="the list of files is empty")
-        return [self.look(path) for path in paths]
+        try:
+            files = opened(source, suffixes, expand_one if self.given is None else self._named)
+        except UnsupportedError as error:
+            reason = "a URL needs its file system: pass filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
+            raise in_file(UnsupportedError, error.path or "", reason) from None
+        return [self.look(file) for file in files]
 
     def _normal(self, path: str) -> str:
         """Returns a path in the notation that the file system uses when it lists files."""
@@ -265,10 +254,11 @@ class Files:
                 return str(self.system.normalize_path(path))
             return str(self.given._strip_protocol(path))
 
-    def _named(self, path: str, suffixes: tuple[str, ...], empty: list[str]) -> list[str]:
+    def _named(self, item: str | os.PathLike[str], suffixes: Suffixes, empty: list[str]) -> list[str]:
         """Returns the files that a path matches, with braces expanded. Adds empty files to `empty`."""
         import pyarrow.fs
 
+        path = self._normal(os.fsdecode(item))
         braces = alternatives(path)
         with storage_errors(path):
             if len(braces) > 1 and self.system.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
@@ -276,7 +266,7 @@ class Files:
         found = [name for brace in braces for name in self._matching(brace, suffixes, empty)]
         return list(dict.fromkeys(found))
 
-    def _matching(self, path: str, suffixes: tuple[str, ...], empty: list[str]) -> list[str]:
+    def _matching(self, path: str, suffixes: Suffixes, empty: list[str]) -> list[str]:
         import pyarrow.fs
 
         sizes: dict[str, int] = {}
@@ -304,8 +294,8 @@ class Files:
         empty += (name for name in found if sizes[name] == 0)
         return [name for name in found if sizes[name] != 0]
 
-    def look(self, path: str) -> File:
-        """Returns the current size and modification time of a file.
+    def look(self, path: str | Contents) -> File:
+        """Returns a file with its current size and modification time.
 
         Raises:
             MissingFileError: If the file does not exist.
@@ -313,6 +303,8 @@ class Files:
         """
         import pyarrow.fs
 
+        if isinstance(path, Contents):
+            return File(path.name, path.stop - path.start, None, path)
         with storage_errors(path):
             info = self.system.get_file_info(path)
         if info.is_file:
@@ -322,9 +314,13 @@ class Files:
         kind = MissingFileError if missing else StorageError
         raise in_file(kind, path, reason)
 
-    def open(self, path: str) -> pa.NativeFile:
+    def open(self, file: File) -> pa.NativeFile:
         """Opens a file for random access. It isn't mapped, because truncating a mapped file terminates the process."""
-        return self.system.open_input_file(path)
+        if file.contents is None:
+            return self.system.open_input_file(file.path)
+        import pyarrow as pa
+
+        return pa.BufferReader(file.contents.view)
 
     def ranged(
         self,
@@ -335,7 +331,7 @@ class Files:
     ) -> pa.NativeFile:
         """Reads ranges of an open file with few requests, and returns a file that holds them.
 
-        A local file is returned unchanged.
+        A file on a local disk or in memory is returned unchanged.
 
         Args:
             source: The file.
@@ -343,7 +339,9 @@ class Files:
             ranges: The byte ranges, each as the first offset and the offset after the last byte.
             known: Ranges that were read before, each as its first offset and its bytes.
         """
-        if self.is_local:
+        import pyarrow as pa
+
+        if self.is_local or isinstance(source, pa.BufferReader):
             return source
         return ranged(source, size, [*known, *self.requests.read(source, coalesced(ranges, size))])
 
@@ -353,30 +351,13 @@ class Files:
         Raises:
             StorageError: If the file changed.
         """
-        now = self.look(before.path)
+        now = self.look(before.path if before.contents is None else before.contents)
         if now != before:
             reason = "the file changed after the reader was created: create a new reader"
             raise in_file(StorageError, before.path, reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Files, (self.given, self.requests.at_once)
-
-
-def _items(source: Any) -> list[str]:
-    """Returns the paths of a source as text.
-
-    Raises:
-        TypeError: If the source is not made of paths.
-    """
-    one = isinstance(source, (str, os.PathLike))
-    try:
-        items = [source] if one or isinstance(source, bytes) else list(source)
-    except TypeError:
-        items = [source]
-    for item in items:
-        if not isinstance(item, (str, os.PathLike)):
-            raise TypeError(f"source must be a path, a glob, a directory or a list of these; got {shown(item)}")
-    return [os.fsdecode(item) for item in items]
 
 
 def _is_hidden(path: str, folder: str, pattern: str) -> bool:
@@ -467,6 +448,18 @@ class FileUnits:
         chosen._choose(self.schema, self._certain_columns)
         return chosen
 
+    @functools.cached_property
+    def identities(self) -> list[list[Any]]:
+        """The name without folders and the size of each file, and the digest of a file in memory.
+
+        The name of a file in memory is often only its type and index.
+        """
+        found: list[list[Any]] = [[os.path.basename(file.path), file.size] for file in self._found]
+        for file, identity in zip(self._found, found, strict=True):
+            if file.contents is not None:
+                identity.append(digest(file.contents.view))
+        return found
+
     @property
     def sizes(self) -> list[int]:
         """The size of each file in bytes."""
@@ -518,7 +511,7 @@ class FilesData(UnitsData):
 def read_files(
     kind: type[FileUnits],
     settings: Settings,
-    source: Paths,
+    source: Source,
     *,
     request: FeatureRequest,
     filesystem: Any,
@@ -530,7 +523,7 @@ def read_files(
     Args:
         kind: The format's class.
         settings: The options of the reader.
-        source: The paths of the files.
+        source: The paths or the contents of the files.
         request: The features to read.
         filesystem: The file system of the files; None for local disks.
         num_fetches: The number of units that are read concurrently; None for the default.

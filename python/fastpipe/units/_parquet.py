@@ -5,13 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fastpipe._arguments import flag
+from fastpipe._files._in_memory_files import Source
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning
-from fastpipe._files._paths import Paths
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.specs import Spec
@@ -66,14 +65,13 @@ def row_counts(metadata: Any) -> list[int]:
 
 
 class _Unread(Positioned):
-    """A file of a given size whose bytes are never read."""
+    """A file of a given size whose bytes are never read. Reading it raises `ZeroDivisionError`.
 
-    def read(self, size: int = -1) -> bytes:
-        raise _Reached
+    pyarrow keeps that error until the process ends. A built-in function raises it, because the error of a Python
+    function would refer to all frames of the call, and their variables.
+    """
 
-
-class _Reached(Exception):
-    """pyarrow has checked the metadata and begins to read the bytes of the file."""
+    read: Any = (0).__rfloordiv__
 
 
 def check_chunks(metadata: Any, size: int) -> None:
@@ -87,8 +85,10 @@ def check_chunks(metadata: Any, size: int) -> None:
     if metadata.num_row_groups == 0:
         return
     file = pyarrow.parquet.ParquetFile(pa.PythonFile(_Unread(size), "r"), metadata=metadata, pre_buffer=True)
-    with contextlib.suppress(_Reached):
+    try:
         file.read_row_groups(range(metadata.num_row_groups), use_threads=False)
+    except ZeroDivisionError as error:  # pyarrow has checked the metadata and begins to read the bytes of the file.
+        error.__traceback__ = None
 
 
 # The number of footers that are read concurrently.
@@ -161,7 +161,7 @@ class ParquetUnits(FileUnits):
         """Returns the metadata and the schema of a file, and the number of rows of each row group."""
         import pyarrow.parquet
 
-        with storage_errors(file.path), self._storage.open(file.path) as source:
+        with storage_errors(file.path), self._storage.open(file) as source:
             metadata = pyarrow.parquet.read_metadata(source)
             rows = row_counts(metadata)
             check_chunks(metadata, file.size)
@@ -241,11 +241,11 @@ class ParquetUnits(FileUnits):
         return self._found[self._groups[unit][0]].path
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns the names without folders, the sizes, and the counts of rows and row groups of all files."""
+        """Returns the identities of all files, and their counts of rows and row groups."""
         return {
             "parquet": [
-                [os.path.basename(file.path), file.size, metadata.num_rows, metadata.num_row_groups]
-                for file, metadata in zip(self._found, self._metadata, strict=True)
+                [*identity[:2], metadata.num_rows, metadata.num_row_groups, *identity[2:]]
+                for identity, metadata in zip(self.identities, self._metadata, strict=True)
             ]
         }
 
@@ -275,7 +275,7 @@ class ParquetUnits(FileUnits):
 
         file, is_local = self._found[number], self._storage.is_local
         ranges = () if is_local else self._ranges(number, group)
-        with self._storage.open(file.path) as source:
+        with self._storage.open(file) as source:
             # pyarrow's `pre_buffer` reads with threads that the whole process shares, by default eight.
             yield pyarrow.parquet.ParquetFile(
                 self._storage.ranged(source, file.size, ranges),
@@ -376,7 +376,7 @@ def _width(kind: pa.DataType) -> int | None:
 
 @takes_options()
 def read_parquet(
-    source: Paths,
+    source: Source,
     *,
     features: Mapping[str, Spec] | None = None,
     columns: str | Sequence[str] | None = None,
@@ -398,8 +398,9 @@ def read_parquet(
 
     Args:
         source: A path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet`, or else in
-            `.pq`), or a list of these. Directories and globs skip names that begin with `_` or `.`, and also empty
-            files, with a warning.
+            `.pq`), a contiguous buffer with the bytes of a file, a binary file object, which is read immediately to its
+            end, or a list of these. Directories and globs skip names that begin with `_` or `.`, and also empty files,
+            with a warning.
         features: The spec of each feature, by name: the path of a column, with dots between the names of nested fields.
             By default, features come from the specs in the files' metadata if fastpipe wrote all files with the same
             specs, or else from the column types, which must be the same in all files: lists are ragged, fixed-size
@@ -410,7 +411,7 @@ def read_parquet(
         overrides: Specs that replace some of the specs that `features` has by default, by name. Not allowed with
             `features`. Defaults to None.
         batch_size: Number of rows per batch.
-        filesystem: The file system of the files, from `pyarrow.fs` (S3, Google Cloud Storage, HDFS, ...) or fsspec.
+        filesystem: The file system of the paths, from `pyarrow.fs` (S3, Google Cloud Storage, HDFS, ...) or fsspec.
             Defaults to None: local disks.
         partitioning: "hive" (the default) reads folders named like `year=2026` as columns: int64 if all values are
             integers, otherwise text. None ignores the names of folders.
