@@ -18,6 +18,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from fastpipe._arguments import memory_size, within
 from fastpipe.errors import StateError, UnsupportedError
+from fastpipe.torch.loader._advice import advise
 from fastpipe.torch.loader._in_process import InProcess, Progress
 from fastpipe.torch.loader._order import BetweenPasses
 from fastpipe.torch.loader._time_account import Account, explained
@@ -147,7 +148,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         shuffle: Whether to shuffle the items in each epoch. Defaults to False.
         sampler: Sampler that yields indices.
         batch_sampler: Sampler that yields lists of indices.
-        num_workers: Number of item workers. With 0, the program itself creates the items. Defaults to 0.
+        num_workers: Number of item workers. With 0, the program itself creates the items. More than `prefetch_factor *
+            batch_size` only help while further batches are started (see `prefetch_factor`); the log says so. Defaults
+            to 0.
         collate_fn: Function that creates a batch from a list of items.
         pin_memory: Whether to copy batches to page-locked memory if an accelerator is available. Defaults to False.
         drop_last: Whether to drop a last batch with fewer items. Defaults to False.
@@ -164,7 +167,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         in_order: Whether to yield batches in the sampler's order. With False, batches are yielded in the order in which
             they are ready. Defaults to True.
         num_batch_workers: Number of workers that call `collate_fn`, if it is given. With 0, the item workers call it.
-            Defaults to `prefetch_factor`. For map-style datasets only.
+            Defaults to `prefetch_factor`; more are logged like excess `num_workers`. For map-style datasets only.
         worker_method: "multiprocessing" or "thread". Defaults to "multiprocessing", also on free-threaded Python. For
             map-style datasets only.
         memory_limit: Maximum size of shared memory for batches, including batches that the consumer keeps: a number of
@@ -285,6 +288,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         if self.num_workers == 0:
             return InProcess(self, resumed, seed)
         self.check_worker_number_rationality()
+        advise(self)
         return WithWorkers(self, resumed, seed)
 
     def __iter__(self) -> Any:
