@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Any
 
@@ -10,30 +9,17 @@ import pytest
 
 from apart import apart
 from fastpipe.torch import DataLoader
-from loader_data import WORKERS, AtOnce, Numbers, listed
+from loader_data import WORKERS, AtOnce, Numbers, listed, logged
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 workers = pytest.mark.parametrize("way", WORKERS)
 
 
-class Messages(logging.Handler):
-    """Collects the log messages of fastpipe."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found.append(record.getMessage())
-
-
 @apart
 @workers
 def test_workers_without_use_are_logged_once(way: str) -> None:
-    log, messages = logging.getLogger("fastpipe"), Messages()
-    log.addHandler(messages)
-    log.setLevel("INFO")
+    messages = logged()
 
     def said(dataset: Any = None, **options: Any) -> list[str]:
         messages.found.clear()

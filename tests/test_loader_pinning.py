@@ -1,4 +1,4 @@
-"""`pin_memory`, as far as it can be tested without an accelerator.
+"""`pin_memory` of batches that are copied to page-locked memory, as far as it can be tested without an accelerator.
 
 torch's loader pins nothing without an accelerator. So these tests patch the one function with which torch detects it,
 and use batches whose classes pin themselves. Only code of torch and fastpipe handles these batches, and no tensor is
@@ -102,14 +102,16 @@ def test_batches_that_pin_themselves_are_pinned_by_the_program(way: str, case: s
     expected = loaded(torch.utils.data.DataLoader, IN_PROCESS, **_torchs(arguments))
     found = loaded(DataLoader, WAYS[way], **arguments)
     assert torch.get_num_threads() == 2
-    # Like torch's loader without workers: each page is pinned once, in this process and thread.
-    me = ((os.getpid(), threading.get_ident(), 1),)
+    # Each page is pinned once, in this process: without workers by this thread, and otherwise by another one.
     pinned = list(_pages(found))
+    (by,) = {page.pinned for page in pinned}
+    ((process, thread, num_threads),) = by
+    assert (process, num_threads) == (os.getpid(), 1)
+    assert (thread == threading.get_ident()) is (way == "alone")
     for page in _pages(expected):
-        page.pinned = tuple((*by[:2], 1) for by in page.pinned)
+        page.pinned = by
     assert found == expected
     assert len(pinned) == {"custom, nested": 9, "default, one by one": 6, "not pinnable": 2}.get(case, 3)
-    assert all(page.pinned == me for page in pinned)
     if case == "not pinnable":
         assert found[1] is ValueError
     # A loader that doesn't pin is unaffected.
