@@ -141,6 +141,7 @@ class PlainDriver(types.ModuleType):
         assert self._current
         assert flags == 2
         self._made += 1
+        self._events[self._made] = 0
         return CUresult.CUDA_SUCCESS, self._made
 
     def cuEventDestroy(self, event: int) -> tuple[CUresult]:

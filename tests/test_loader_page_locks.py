@@ -157,6 +157,57 @@ def test_batches_are_copied_if_memory_cannot_be_locked(way: str, limit: int) -> 
     assert pins.driver.is_clean()
 
 
+def no_bindings(driver: Any) -> None:
+    sys.modules["cuda.bindings"] = None  # type: ignore[assignment]
+
+
+def old_driver(driver: Any) -> None:
+    driver.cuCtxRecordEvent = None
+
+
+def unknown_to_torch(driver: Any) -> None:
+    driver.is_locked = lambda *_: False
+
+
+def not_initialized(driver: Any) -> None:
+    torch.cuda.is_initialized = lambda: False
+
+
+def other_vendor(driver: Any) -> None:
+    torch.version.hip = "7.0"
+
+
+def other_accelerator(driver: Any) -> None:
+    torch.accelerator.current_accelerator = lambda *_, **__: torch.device("xpu")
+
+
+REASONS: dict[Any, str] = {
+    no_bindings: "ModuleNotFoundError",
+    old_driver: "TypeError",
+    unknown_to_torch: "torch doesn't consider registered memory as page-locked",
+    not_initialized: "CUDA wasn't initialized when the pass began",
+    other_vendor: "the device is a GPU of AMD",
+    other_accelerator: "the device is xpu",
+}
+
+
+@apart
+@pytest.mark.parametrize("reason", REASONS)
+def test_the_log_says_why_batches_are_copied(reason: Any) -> None:
+    pins = plain_driver.install()
+    reason(pins.driver)
+    messages = logged()
+    loader = loader_of("in place", "fork")
+    for _ in range(2):
+        batches = list(loader)
+        assert all(rows(batch).is_pinned() for batch in batches)
+    assert pins.copies >= 24
+    (said,) = messages.found
+    assert REASONS[reason] in said
+    assert pins.driver.registrations <= 1, "at most one page was tried"
+    assert pins.driver.is_clean()
+
+
 @apart
 @workers
 def test_memory_is_unlocked_before_it_is_released(way: str) -> None:
