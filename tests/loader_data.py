@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import mmap
 import os
 import random
@@ -389,3 +390,23 @@ def outcomes(iterator: Iterator[Any], most: int = 1000) -> list[Any]:
         except Exception as error:
             found.append(type(error))
     raise AssertionError("the iterator does not end")
+
+
+class Messages(logging.Handler):
+    """Collects the log messages of fastpipe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
+def logged() -> Messages:
+    """Returns a handler that collects what fastpipe logs from now on. Only for processes that end after the test."""
+    messages = Messages()
+    log = logging.getLogger("fastpipe")
+    log.addHandler(messages)
+    log.setLevel("INFO")
+    return messages

@@ -11,6 +11,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -437,6 +438,19 @@ def test_data_pipes_are_read_by_torch() -> None:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
         with pytest.raises(UnsupportedError, match="torchdata"):
             loader.state_dict()
+
+
+@apart
+def test_workers_of_map_style_datasets_require_linux() -> None:
+    from fastpipe.torch.loader import _loader
+
+    _loader.sys = SimpleNamespace(platform="darwin")  # type: ignore[assignment]
+    for way in (FORKED, THREADS):
+        with pytest.raises(UnsupportedError, match="require Linux; this is darwin"):
+            DataLoader(Numbers(5), **way)
+    assert list(DataLoader(Numbers(3))) == [0, 1, 2]
+    # torch's own workers read iterable datasets.
+    assert DataLoader(Stream(5), **FORKED).num_workers == 2
 
 
 @apart

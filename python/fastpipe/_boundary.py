@@ -5,7 +5,7 @@ The stub of the extension module uses them. This module is below all others, so 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +74,16 @@ class AvroWriting(NamedTuple):
     num_threads: int
     sync: bytes
     metadata: list[tuple[str, bytes]]
+
+
+class PageLocks(Protocol):
+    """Locks of the pages of batches, so that a device can copy from them."""
+
+    def unlock(self, address: int) -> bool:
+        """Removes the lock of the memory at this address, if it has one. Returns whether it is unlocked now."""
+
+    def close(self) -> None:
+        """Removes all locks, before the memory is unmapped."""
 
 
 class ItemConsumerOptions(NamedTuple):

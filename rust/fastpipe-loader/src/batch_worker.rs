@@ -92,6 +92,15 @@ impl ControlBlock {
         pieces
     }
 
+    /// Returns the slab that [`detach`](Self::detach) has taken away from a slot's batch.
+    pub(crate) fn detached(&self, slot: &Slot) -> Option<Extent> {
+        let is_detached = slot.placed.load(Ordering::Acquire) == 3;
+        is_detached.then(|| Extent {
+            offset: slot.slab.load(Ordering::Relaxed) as usize,
+            len: slot.slab_len.load(Ordering::Relaxed) as usize,
+        })
+    }
+
     /// Records that the rows as stored don't form a batch, so it must be joined.
     pub fn set_odd(&self, slot: usize) {
         self.slots()[slot].odd.fetch_max(1, Ordering::Relaxed);

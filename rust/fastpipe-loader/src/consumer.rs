@@ -1,11 +1,12 @@
 //! Operations of the consumer: start batches, wait for them, take them, and have their memory reused.
 
+use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fastpipe_memory::{Extent, Refused, SharedMemory, futex};
+use fastpipe_memory::{Extent, PageLocks, Refused, SharedMemory, futex};
 
 use crate::control::{Failure, Slot, stage};
 use crate::control_block::{ControlBlock, Options};
@@ -17,7 +18,16 @@ use crate::slab_supply::{Begun, Counted, Pending, Slab, SlabSupply};
 pub struct Consumer {
     block: ControlBlock,
     slabs: SlabSupply,
+    returned: Mutex<Returned>,
     process: u32,
+}
+
+/// Memory that was returned but may still be copied by a device.
+#[derive(Debug, Default)]
+struct Returned {
+    batches: VecDeque<(Vec<Extent>, Counted)>,
+    /// The number of batches that were reused.
+    reused: u64,
 }
 
 /// The progress of a batch.
@@ -44,7 +54,8 @@ pub struct Taken {
     pub lent: Lent,
 }
 
-/// Memory of a batch, which is reused after this is dropped.
+/// Memory of a batch, which is reused after this is dropped. If its pages are locked, it is reused after a call of
+/// [`Consumer::reuse`].
 #[derive(Debug)]
 pub struct Lent {
     consumer: Arc<Consumer>,
@@ -70,14 +81,14 @@ impl Drop for Lent {
         if self.consumer.process != std::process::id() {
             return;
         }
-        let mut state = self.consumer.slabs.lock();
-        state.slabs -= usize::from(self.counted.slab);
-        state.bytes -= self.counted.bytes;
-        for &piece in &self.pieces {
-            self.consumer.slabs.recycler.put(piece);
+        let pieces = std::mem::take(&mut self.pieces);
+        if self.consumer.slabs.recycler.has_page_locks() {
+            // Any thread may drop this, also during a call of `PageLocks`. So nothing else is locked here.
+            let mut returned = self.consumer.returned.lock().unwrap_or_else(PoisonError::into_inner);
+            returned.batches.push_back((pieces, self.counted));
+        } else {
+            self.consumer.recycle(&pieces, self.counted);
         }
-        // If memory can't be allocated, the consumer gets the error when it requests the batch.
-        let _ = self.consumer.slabs.place(&mut state, None);
     }
 }
 
@@ -93,6 +104,7 @@ impl Consumer {
         Ok(Arc::new(Consumer {
             slabs: SlabSupply::new(&block, ahead.max(1), slack),
             block,
+            returned: Mutex::default(),
             process: std::process::id(),
         }))
     }
@@ -110,6 +122,45 @@ impl Consumer {
     /// The allocation of slabs to batches.
     pub fn slabs(&self) -> &SlabSupply {
         &self.slabs
+    }
+
+    /// Sets the page locks of the memory, once. From then on, memory that was returned is reused only after a call of
+    /// [`reuse`](Self::reuse), and only one thread at a time may call methods of the consumer: they may call `locks`.
+    pub fn set_page_locks(&self, locks: Box<dyn PageLocks>) {
+        self.slabs.recycler.set_page_locks(locks);
+    }
+
+    /// The number of batches whose memory was returned since the page locks were set.
+    pub fn returned(&self) -> u64 {
+        let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        returned.reused + returned.batches.len() as u64
+    }
+
+    /// Reuses the memory of the first `count` batches that were returned: no device copies from it anymore.
+    pub fn reuse(&self, count: u64) {
+        loop {
+            let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+            if returned.reused >= count {
+                return;
+            }
+            let Some((pieces, counted)) = returned.batches.pop_front() else {
+                return;
+            };
+            returned.reused += 1;
+            drop(returned);
+            self.recycle(&pieces, counted);
+        }
+    }
+
+    fn recycle(&self, pieces: &[Extent], counted: Counted) {
+        let mut state = self.slabs.lock();
+        state.slabs -= usize::from(counted.slab);
+        state.bytes -= counted.bytes;
+        for &piece in pieces {
+            self.slabs.recycler.put(piece);
+        }
+        // If memory can't be allocated, the consumer gets the error when it requests the batch.
+        let _ = self.slabs.place(&mut state, None);
     }
 
     /// Whether another batch can be started, because a slot is free.
@@ -313,6 +364,10 @@ impl Consumer {
         // From here on, no slab is allocated for this batch.
         state.forget(batch);
         let slab = self.block.slab_of(slot);
+        if let Some(detached) = self.block.detached(slot) {
+            // A worker releases its memory. No device copies from it, or it wouldn't have been reused for this batch.
+            self.slabs.recycler.unlock(detached);
+        }
         let page = Extent {
             offset: slot.page.load(Ordering::Relaxed) as usize,
             len: slot.desk_len.load(Ordering::Relaxed) as usize,

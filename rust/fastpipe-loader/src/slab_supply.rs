@@ -170,7 +170,10 @@ impl SlabSupply {
             }
             state.waiting.pop_front();
             let (number, slot) = self.block.slot_of(sequence);
-            self.recycler.keep_at_least((self.ahead + 1).saturating_mul(bytes));
+            // Locking pages takes time, so locked extents are kept even if fewer batches are in flight.
+            let more = if self.recycler.has_page_locks() { self.slack } else { 0 };
+            self.recycler
+                .keep_at_least((self.ahead + 1).saturating_mul(bytes).saturating_add(more));
             let taken = self.recycler.take(bytes);
             match &taken {
                 Ok(piece) => {

@@ -4,13 +4,16 @@
 //! one is an atomic number in the memory itself. The process that owns the memory reuses released extents through a
 //! [`Recycler`]. So the memory only grows with the number of bytes in use at once. A killed process can't leave a held
 //! lock or an inconsistent state. At most, one extent remains allocated that no process uses.
+//!
+//! A device can copy from an extent whose pages are locked into physical memory. The lock refers to the pages, so it
+//! must be removed before the pages are returned to the system; see [`PageLocks`].
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::page_size;
 use crate::shared::SharedMemory;
@@ -229,11 +232,26 @@ impl Arena {
     }
 }
 
+/// Page locks of extents. It is dropped before the arena is unmapped.
+pub trait PageLocks: Send + Sync {
+    /// Removes the lock of the extent at this address, if it has one. Returns whether the extent is unlocked now.
+    fn unlock(&self, address: usize) -> bool;
+}
+
 /// Allocates extents of an arena and reuses released ones that fit. Only the process that owns the arena may use it.
-#[derive(Debug)]
 pub struct Recycler {
+    // The first field, so that it is dropped before the arena.
+    locks: OnceLock<Box<dyn PageLocks>>,
     arena: Arc<Arena>,
     state: Mutex<Pieces>,
+}
+
+impl fmt::Debug for Recycler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recycler")
+            .field("arena", &self.arena)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -273,8 +291,29 @@ impl Recycler {
     /// Creates a recycler for the extents of an arena.
     pub fn new(arena: Arc<Arena>) -> Self {
         Recycler {
+            locks: OnceLock::new(),
             arena,
             state: Mutex::default(),
+        }
+    }
+
+    /// Sets the page locks of extents, once.
+    pub fn set_page_locks(&self, locks: Box<dyn PageLocks>) {
+        // A second call would be a mistake of the caller, and the first locks are still valid.
+        let _ = self.locks.set(locks);
+    }
+
+    /// Whether extents may have page locks.
+    pub fn has_page_locks(&self) -> bool {
+        self.locks.get().is_some()
+    }
+
+    /// Removes the page lock of an extent, if it has one. Returns whether the extent is unlocked now.
+    pub fn unlock(&self, extent: Extent) -> bool {
+        let at = self.arena.at(extent.offset, extent.len);
+        match (self.locks.get(), at) {
+            (Some(locks), Some(at)) => locks.unlock(at.addr().get()),
+            _ => true,
         }
     }
 
@@ -358,7 +397,9 @@ impl Recycler {
         bytes
     }
 
-    fn forget(&self, gone: Vec<Extent>) {
+    fn forget(&self, mut gone: Vec<Extent>) {
+        // A device would still copy from the old pages of an extent that can't be unlocked, so it isn't used again.
+        gone.retain(|&piece| self.unlock(piece));
         for &piece in &gone {
             self.arena.forget(piece);
         }
@@ -477,6 +518,52 @@ mod tests {
         assert_eq!(recycler.release(), 10 * page);
         assert_eq!(recycler.arena().held(), 0);
         assert!(pieces.contains(&recycler.take(page).unwrap()));
+    }
+
+    /// Records the addresses to unlock. The address `stuck` can't be unlocked.
+    struct Locks {
+        stuck: usize,
+        unlocked: Arc<Mutex<Vec<usize>>>,
+        dropped: Arc<Mutex<bool>>,
+    }
+
+    impl PageLocks for Locks {
+        fn unlock(&self, address: usize) -> bool {
+            self.unlocked.lock().unwrap().push(address);
+            address != self.stuck
+        }
+    }
+
+    impl Drop for Locks {
+        fn drop(&mut self) {
+            *self.dropped.lock().unwrap() = true;
+        }
+    }
+
+    #[test]
+    fn pieces_are_unlocked_before_they_are_released() {
+        let page = page_size();
+        let arena = Arc::new(arena(10));
+        let recycler = Recycler::new(arena.clone());
+        let pieces: Vec<_> = (0..3).map(|_| recycler.take(page).unwrap()).collect();
+        let at = |piece: Extent| arena.at(piece.offset, piece.len).unwrap().addr().get();
+        let (unlocked, dropped) = (Arc::new(Mutex::default()), Arc::new(Mutex::new(false)));
+        assert!(!recycler.has_page_locks() && recycler.unlock(pieces[0]));
+        recycler.set_page_locks(Box::new(Locks {
+            stuck: at(pieces[1]),
+            unlocked: unlocked.clone(),
+            dropped: dropped.clone(),
+        }));
+        pieces.iter().for_each(|&piece| recycler.put(piece));
+        recycler.release();
+        let mut found = unlocked.lock().unwrap().clone();
+        found.sort_unstable();
+        assert_eq!(found, pieces.iter().map(|&piece| at(piece)).collect::<Vec<_>>());
+        // The extent that is still locked counts as held, and is not used again.
+        assert_eq!(arena.held(), page as u64);
+        assert!((0..5).all(|_| recycler.take(page).unwrap() != pieces[1]));
+        drop(recycler);
+        assert!(*dropped.lock().unwrap());
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod region;
 mod retained_pages;
 mod shared;
 
-pub use arena::{Arena, Extent, HEAD, Recycler, Refused};
+pub use arena::{Arena, Extent, HEAD, PageLocks, Recycler, Refused};
 pub use copy::copy_and_prefetch;
 pub use lending::{Borrowed, LABEL, Lendable, Lender};
 pub use machine::{available_memory, machine_memory};

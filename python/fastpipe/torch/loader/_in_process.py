@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch.autograd import profiler
-from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe._fastpipe import item_seed
 from fastpipe.torch.loader._order import Order
+from fastpipe.torch.loader._pin_thread import pinned
 from fastpipe.torch.loader._seeds import BATCH, REST, GlobalRngWatch, ItemGenerators, ItemRng, States
 from fastpipe.torch.loader._structure import collate, is_default
 from fastpipe.torch.loader._time_account import Account
@@ -182,9 +182,7 @@ class Pass(_BaseDataLoaderIter):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
-        except TypeError:
-            return _utils.pin_memory.pin_memory(data)  # type: ignore[no-untyped-call]
+            return pinned(data, self._pin_memory_device)
         finally:
             torch.set_num_threads(num_threads)
 

@@ -18,6 +18,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from fastpipe._arguments import memory_size, within
 from fastpipe.errors import StateError, UnsupportedError
+from fastpipe.torch.loader._advice import advise
 from fastpipe.torch.loader._in_process import InProcess, Progress
 from fastpipe.torch.loader._order import BetweenPasses
 from fastpipe.torch.loader._time_account import Account, explained
@@ -139,7 +140,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     raises `WorkerError` with the worker's name and the item that it was creating. A `timeout` raises `WorkerError` as
     well.
 
-    Worker processes require Linux. They share anonymous memory (`memfd`) and store nothing in /dev/shm.
+    Workers of map-style datasets require Linux. Processes share anonymous memory (`memfd`) and store nothing in
+    /dev/shm.
 
     Args:
         dataset: Map-style or iterable dataset.
@@ -147,9 +149,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         shuffle: Whether to shuffle the items in each epoch. Defaults to False.
         sampler: Sampler that yields indices.
         batch_sampler: Sampler that yields lists of indices.
-        num_workers: Number of item workers. With 0, the program itself creates the items. Defaults to 0.
+        num_workers: Number of item workers. With 0, the program itself creates the items. More than `prefetch_factor *
+            batch_size` only help while further batches are started (see `prefetch_factor`); the log says so. Defaults
+            to 0.
         collate_fn: Function that creates a batch from a list of items.
-        pin_memory: Whether to copy batches to page-locked memory if an accelerator is available. Defaults to False.
+        pin_memory: Whether batches are in page-locked memory if an accelerator is available. With CUDA and workers, the
+            shared memory itself is page-locked. If that isn't possible, a thread copies the batches. Defaults to False.
         drop_last: Whether to drop a last batch with fewer items. Defaults to False.
         timeout: Maximum number of seconds to wait for a batch. 0 waits without a limit. Defaults to 0.
         worker_init_fn: Function that each worker calls with its index. Batch workers are numbered after item workers.
@@ -164,7 +169,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         in_order: Whether to yield batches in the sampler's order. With False, batches are yielded in the order in which
             they are ready. Defaults to True.
         num_batch_workers: Number of workers that call `collate_fn`, if it is given. With 0, the item workers call it.
-            Defaults to `prefetch_factor`. For map-style datasets only.
+            Defaults to `prefetch_factor`; more are logged like excess `num_workers`. For map-style datasets only.
         worker_method: "multiprocessing" or "thread". Defaults to "multiprocessing", also on free-threaded Python. For
             map-style datasets only.
         memory_limit: Maximum size of shared memory for batches, including batches that the consumer keeps: a number of
@@ -176,8 +181,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     Raises:
         ValueError: If a value is out of range, or torch's loader raises it.
         TypeError: If an argument has an unsupported type.
-        UnsupportedError: If worker processes are requested on another system than Linux, or an argument isn't supported
-            for iterable datasets.
+        UnsupportedError: If workers are requested for a map-style dataset on another system than Linux, or an argument
+            isn't supported for iterable datasets.
         OutOfMemoryError: By `next`, if a batch exceeds `memory_limit` or the available memory. The message contains the
             sizes.
         WorkerError: By `next`, if a worker is lost or `timeout` has passed.
@@ -255,10 +260,11 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             # Other libraries build loaders from the attributes of this one, and thereby copy this check.
             self.worker_init_fn = WorkerInit(given_init(worker_init_fn))
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        if num_workers and self.worker_method == "multiprocessing" and sys.platform != "linux":
+        # torch's own workers read iterable datasets.
+        if num_workers and not is_stream and sys.platform != "linux":
             raise UnsupportedError(
-                "worker processes of fastpipe.torch.DataLoader require Linux: use torch.utils.data.DataLoader or"
-                " num_workers=0"
+                f"workers of fastpipe.torch.DataLoader require Linux; this is {sys.platform}. Use"
+                " torch.utils.data.DataLoader or num_workers=0"
             )
         if self.worker_method == "thread" and multiprocessing_context is not None:
             raise ValueError('multiprocessing_context has no effect with worker_method="thread": remove it')
@@ -285,6 +291,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         if self.num_workers == 0:
             return InProcess(self, resumed, seed)
         self.check_worker_number_rationality()
+        advise(self)
         return WithWorkers(self, resumed, seed)
 
     def __iter__(self) -> Any:

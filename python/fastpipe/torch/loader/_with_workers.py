@@ -14,18 +14,21 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from fastpipe._boundary import ItemConsumerOptions
-from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
+from fastpipe._fastpipe import ItemConsumer, ItemMemory, available_memory, item_seed
 from fastpipe.errors import PassClosedError, WorkerError
 from fastpipe.torch.loader import _messages
-from fastpipe.torch.loader._in_process import InlineWorker, Pass, ahead_of, fetch_of
-from fastpipe.torch.loader._messages import ThreadBatches
+from fastpipe.torch.loader._advice import log_once
+from fastpipe.torch.loader._delivery import Delivery
+from fastpipe.torch.loader._in_process import Pass, ahead_of, fetch_of
 from fastpipe.torch.loader._order import Order
+from fastpipe.torch.loader._page_locks import PageLocks
+from fastpipe.torch.loader._pin_thread import PinThread
 from fastpipe.torch.loader._seeds import GlobalRngWatch
-from fastpipe.torch.loader._structure import Layout, is_default
+from fastpipe.torch.loader._structure import is_default
 from fastpipe.torch.loader._time_account import Account, Look
 from fastpipe.torch.loader._worker import Task
 from fastpipe.torch.loader._worker_info import given_init
-from fastpipe.torch.loader._workers import Workers, context_of, no_address_space, no_memory, threads_take_turns
+from fastpipe.torch.loader._workers import Workers, context_of, no_address_space, threads_take_turns
 
 # Seconds that workers may be idle while the consumer waits for a batch, before another batch is starten for them.
 _IDLE = 0.005
@@ -50,11 +53,13 @@ class LayoutHints:
     Attributes:
         description: Description of the last items' layout, or None.
         drawn: Whether the program was warned that worker threads use the process's generators.
+        refusal: The reason why shared memory can't be page-locked in place, or an empty string.
     """
 
     def __init__(self) -> None:
         self.description: bytes | None = None
         self.drawn = False
+        self.refusal = ""
 
 
 class WithWorkers(Pass):
@@ -62,10 +67,10 @@ class WithWorkers(Pass):
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
         self._workers_of_pass: Workers | None = None
+        self._pins: PinThread | None = None
         super().__init__(loader, resumed, seed)
         self._loader_in_order = getattr(loader, "in_order", True)
         self._fetch_kind = fetch_of(loader)
-        self._inline = InlineWorker(loader)
         self._known: LayoutHints = loader._known
         self._ahead = ahead_of(loader)
         # If a worker creates a whole batch at once, the size of the batch isn't known in advance.
@@ -89,11 +94,11 @@ class WithWorkers(Pass):
         init = given_init(loader.worker_init_fn)
         self._shutdown = False
         self._lost = ""
-        self._layouts: dict[int, Layout] = {}
         # Batches that were started and not delivered: the id of the batch and its index in the pass.
         self._begun: list[tuple[int, int]] = []
         # Whether a batch was started before the size of an item was known.
         self._unplanned = False
+        locks = self._opened_locks()
         try:
             options = ItemConsumerOptions(
                 makers=makers,
@@ -102,16 +107,22 @@ class WithWorkers(Pass):
                 joining=0 if default else 2 if joiners else 1,
                 whole=self._fetch_kind != "items",
                 turns=threads and threads_take_turns(),
-                ahead=self._ahead,
+                # Devices may lag behind by as many batches, whose memory can't be reused yet.
+                ahead=self._ahead if locks is None else 2 * self._ahead,
                 slack=_SLACK,
                 most=self._most(0),
-                shared=not threads,
+                # Private memory is copied on write after a fork, while the device keeps copying from the old pages.
+                shared=not threads or locks is not None,
             )
             self._consumer = ItemConsumer(options)
         except (MemoryError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (None, errno.EFBIG):
                 raise
             raise no_address_space(error) from error
+        if locks is not None:
+            self._consumer.set_page_locks(locks)
+        self._locks = locks
+        self._delivery = Delivery(loader, self._consumer)
         if self._known.description is not None:
             # If the description doesn't fit into memory, batches don't either, and they report the error.
             with suppress(MemoryError):
@@ -130,9 +141,49 @@ class WithWorkers(Pass):
             self._workers_of_pass = Workers(self._consumer, task, makers, joiners, context)
             # torch's name for the list of workers.
             self._workers = self._workers_of_pass.makers
+            self._delivery.thread_batches = self._workers_of_pass.batches
             if init is not None:
                 self._await_init()
+        self._start_pinning()
         self.account.started()
+
+    # Page-locked memory.
+
+    def _opened_locks(self) -> PageLocks | None:
+        """Returns page locks for the memory of batches, or None if they aren't needed or not possible."""
+        if not self._pin_memory or self._known.refusal:
+            return None
+        if torch.version.hip or not str(self._pin_memory_device or "cuda").startswith("cuda"):
+            self._refuse_locks(f"the device is {'a GPU of AMD' if torch.version.hip else self._pin_memory_device}")
+            return None
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # A forked worker couldn't use CUDA if this process had initialized it.
+            _log_copies("CUDA wasn't initialized when the pass began")
+            return None
+        try:
+            return PageLocks()
+        except Exception as error:
+            self._refuse_locks(f"{type(error).__name__}: {error}")
+            return None
+
+    def _refuse_locks(self, why: str) -> None:
+        """Remembers and logs why batches are copied to page-locked memory."""
+        self._known.refusal = why
+        _log_copies(why)
+
+    def _start_pinning(self) -> None:
+        """Starts the thread that copies batches to page-locked memory, if it is needed."""
+        if not self._pin_memory or self._locks is not None or self._pins is not None:
+            return
+        device, read = self._pin_memory_device, self._delivery.batch
+        self._pins = PinThread(self._consumer, read, device, self._loader_in_order, self._ahead)
+        for batch, number in self._begun:
+            self._pins.add(batch, number, self.progress.seed)
+
+    def _end_pinning(self) -> set[int]:
+        """Ends the thread. Returns the batches that it took and the consumer didn't."""
+        pins, self._pins = self._pins, None
+        return set() if pins is None else pins.end()
 
     def _await_init(self) -> None:
         """Waits until workers have called `worker_init_fn`, or the first batch is ready."""
@@ -171,10 +222,6 @@ class WithWorkers(Pass):
         given = loader.num_batch_workers
         return ahead_of(loader) if given is None else int(given)
 
-    @property
-    def _thread_batches(self) -> ThreadBatches | None:
-        return None if self._workers_of_pass is None else self._workers_of_pass.batches
-
     def _most(self, held: int) -> int:
         """Returns how many bytes batches may use, including the `held` bytes in use."""
         if self._limit is not None:
@@ -207,6 +254,7 @@ class WithWorkers(Pass):
                 self._start(loader)
                 return
             before = self.look()
+            self._start_pinning()
             self._consumer.set_most(self._most(self._consumer.held))
             self._fill()
             self.account = Account(self, before)
@@ -224,15 +272,16 @@ class WithWorkers(Pass):
 
     def _give_up(self) -> None:
         """Cancels the begun batches and waits until no worker uses them."""
-        batches = [batch for batch, _ in self._begun]
+        taken = self._end_pinning()
+        batches = [batch for batch, _ in self._begun if batch not in taken]
         self._consumer.cancel(batches)
         for batch in batches:
             while not self._consumer.wait(batch, _LOOK):
                 self._look_after()
             self._consumer.take(batch)
         self._begun.clear()
-        if self._thread_batches is not None:
-            self._thread_batches.clear()
+        if self._delivery.thread_batches is not None:
+            self._delivery.thread_batches.clear()
 
     # Beginning batches.
 
@@ -243,7 +292,7 @@ class WithWorkers(Pass):
             return None
         number, description = told
         self._known.description = description
-        layout = number, self._compiled(number, description).rows
+        layout = number, self._delivery.layout(number, description).rows
         if self._unplanned:
             self._plan(number)
         return layout
@@ -252,16 +301,8 @@ class WithWorkers(Pass):
         """Allocates memory for batches that were started before the size of an item was known."""
         while (found := self._consumer.unplanned(layout)) is not None:
             batch, number = found
-            self._consumer.plan(batch, self._compiled(number).rows)
+            self._consumer.plan(batch, self._delivery.layout(number).rows)
         self._unplanned = False
-
-    def _compiled(self, number: int, description: bytes | None = None) -> Layout:
-        found = self._layouts.get(number)
-        if found is None:
-            description = description or self._consumer.description(number)
-            assert description is not None
-            found = self._layouts[number] = Layout(description)
-        return found
 
     def _begin_one(self, *, later: bool = False) -> bool:
         """Begins the next batch. Returns False if no batch can be begun.
@@ -287,6 +328,8 @@ class WithWorkers(Pass):
             self._trouble = number, error
             return False
         self._begun.append((batch, number))
+        if self._pins is not None:
+            self._pins.add(batch, number, self.progress.seed)
         self._unplanned |= later
         return True
 
@@ -336,16 +379,24 @@ class WithWorkers(Pass):
                 raise StopIteration
             if time.monotonic() > self._looked + _LOOK_UNASKED:
                 self._look_after(waiting=False)
+            if self._locks is not None:
+                self._locks.reuse(self._consumer, self._ahead)
             place = self._wait()
             if self._draws is not None and self._draws.found:
                 self._draws.warn(stacklevel=3)
                 self._known.drawn, self._draws = True, None
             batch, number = self._begun.pop(place)
+            if self._pins is not None:
+                self.progress.give(number)
+                self._fill()
+                return self._pins.take()
             # A traceback that keeps this frame must not keep the memory.
             taken = [self._consumer.take(batch)]
             self.progress.give(number)
             self._fill()
-            return self._pinned(self._made(taken.pop(), number))
+            if self._locks is not None:
+                self._lock_pages(taken[0])
+            return self._pinned(self._delivery.batch(taken, number, self.progress.seed))
         finally:
             self.account.leave()
 
@@ -363,6 +414,9 @@ class WithWorkers(Pass):
 
     def _ready_place(self) -> int | None:
         """Returns the position among the begun batches of one that can be delivered, or None."""
+        if self._pins is not None:
+            first = self._pins.first()
+            return next((place for place, (batch, _) in enumerate(self._begun) if batch == first), None)
         if self._loader_in_order:
             return 0 if self._consumer.ready(self._begun[0][0]) else None
         return next((place for place, (batch, _) in enumerate(self._begun) if self._consumer.ready(batch)), None)
@@ -394,9 +448,12 @@ class WithWorkers(Pass):
             seconds = _IDLE if more else _LOOK
             if self._timeout > 0:
                 seconds = min(seconds, max(0.0, begin + self._timeout - time.monotonic()))
-            if not self._loader_in_order:
-                self._consumer.need(earliest)
-            self._consumer.wait(earliest if self._loader_in_order else None, seconds)
+            if self._pins is not None:
+                self._pins.wait(seconds)
+            else:
+                if not self._loader_in_order:
+                    self._consumer.need(earliest)
+                self._consumer.wait(earliest if self._loader_in_order else None, seconds)
             place = self._ready_place()
             now = time.monotonic()
             if place is None and self._timeout > 0 and now >= begin + self._timeout:
@@ -424,40 +481,25 @@ class WithWorkers(Pass):
         except WorkerError as error:
             # All workers have ended, so the begun batches won't arrive.
             self._shutdown, self._lost = True, str(error)
+            self._end_pinning()
             self._begun.clear()
             self.account.keep(self.look())
             raise
 
-    def _made(self, taken: Any, batch: int) -> Any:
-        """Returns the batch for a result of `ItemConsumer.take`.
-
-        Raises:
-            Exception: The error that an item raised.
-        """
-        match taken:
-            case ("row", memory, row, offset, length):
-                if not length:
-                    raise WorkerError(f"the item in row {row} of a batch failed, and its worker couldn't report why")
-                failure: ExceptionWrapper = _messages.read(memory, offset, length)
-                del memory, taken
-                return failure.reraise()  # type: ignore[no-untyped-call]
-            case ("memory", wanted, held, most, number_of_error):
-                raise no_memory(wanted, held, most, number_of_error, limited=self._limit is not None)
-        memory, rows, number, slab, result = taken
-        if result is not None:
-            read = _messages.read if self._thread_batches is None else self._thread_batches.read
-            return read(memory, *result)
-        if rows == 0:
-            # Workers don't create batches without items.
-            return self._inline.batch(batch, [], self.progress.seed)
-        layout = self._compiled(number)
-        return layout.batch(layout.rows.parts(memory, slab, rows))
+    def _lock_pages(self, taken: Any) -> None:
+        """Page-locks the memory of a batch in place, if it isn't yet."""
+        assert self._locks is not None
+        if isinstance(taken[0], ItemMemory):
+            self._locks.lock(taken[0])
+        if self._locks.refusal and not self._known.refusal:
+            self._refuse_locks(self._locks.refusal)
 
     # Ending workers.
 
     def _shutdown_workers(self) -> None:
         """Ends the workers. The name is torch's."""
         self._shutdown = True
+        self._end_pinning()
         if self._workers_of_pass is not None:
             self._workers_of_pass.end()
             if self._process == os.getpid():
@@ -466,6 +508,7 @@ class WithWorkers(Pass):
     def __del__(self) -> None:
         workers = getattr(self, "_workers_of_pass", None)
         if workers is not None and _utils.python_exit_status is not True:
+            self._end_pinning()
             workers.end()
             if self._process == os.getpid():
                 self.account.keep(self.look())
@@ -489,3 +532,10 @@ def _drawn_seed(generator: torch.Generator | None) -> int:
 
 def _pickled(indices: list[Any]) -> bytes:
     return pickle.dumps(indices, 5)
+
+
+def _log_copies(why: str) -> None:
+    log_once(
+        "batches are copied to page-locked memory, because CUDA can't page-lock the loader's shared memory in place"
+        f" ({why})"
+    )

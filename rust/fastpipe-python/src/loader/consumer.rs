@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fastpipe_loader::{Activity, Consumer, ControlBlock, Failure, Indices, Joining, Options, Slab, State, WorkerView};
-use fastpipe_memory::SharedMemory;
+use fastpipe_memory::{PageLocks, SharedMemory};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
 
@@ -91,6 +92,23 @@ impl ItemConsumer {
         }
         #[cfg(not(target_os = "linux"))]
         None
+    }
+
+    /// Sets the object that locks the pages of batches. `unlock(address)` removes a lock before the memory is released,
+    /// and returns whether it succeeded. From now on, `reuse` must be called, and only one thread at a time may use
+    /// this object. `close()` is called before the memory is unmapped.
+    fn set_page_locks(&self, locks: Py<PyAny>) {
+        self.consumer.set_page_locks(Box::new(Locks(locks)));
+    }
+
+    /// The number of batches whose memory was returned since the page locks were set.
+    fn returned(&self) -> u64 {
+        self.consumer.returned()
+    }
+
+    /// Reuses the memory of the first `count` batches that were returned.
+    fn reuse(&self, count: u64) {
+        self.consumer.reuse(count);
     }
 
     /// Whether another batch can be started now.
@@ -286,6 +304,34 @@ impl ItemConsumer {
     /// Returns the state of each worker, item workers first.
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         self.block().views().iter().map(|view| told(py, view)).collect()
+    }
+}
+
+/// The object that locks the pages of batches.
+struct Locks(Py<PyAny>);
+
+impl PageLocks for Locks {
+    fn unlock(&self, address: usize) -> bool {
+        Python::attach(|py| {
+            let unlocked = self.0.call_method1(py, intern!(py, "unlock"), (address,));
+            unlocked
+                .and_then(|unlocked| unlocked.extract(py))
+                .unwrap_or_else(|error| {
+                    error.write_unraisable(py, Some(self.0.bind(py)));
+                    false
+                })
+        })
+    }
+}
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        // At the end of the program, the system removes the locks.
+        Python::try_attach(|py| {
+            if let Err(error) = self.0.call_method0(py, intern!(py, "close")) {
+                error.write_unraisable(py, Some(self.0.bind(py)));
+            }
+        });
     }
 }
 
