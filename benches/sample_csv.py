@@ -9,6 +9,7 @@ private memory above that at the start, without the sample.
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import threading
 import time
@@ -43,9 +44,10 @@ def empty_cache(path: Path) -> None:
 
 
 class Costs:
-    """Runs functions, and keeps the bytes read from storage and the peak memory of each one's last run."""
+    """Runs functions. Keeps the seconds of each one's runs, and bytes read and peak memory of the last run."""
 
     def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
         self.read: dict[str, int] = {}
         self.peak: dict[str, int] = {}
 
@@ -53,7 +55,7 @@ class Costs:
         """Runs a function after `before`."""
         before()
         ended, start, most = threading.Event(), private(), 0
-        there = read_bytes()
+        there, begun = read_bytes(), time.perf_counter()
 
         def watch() -> None:
             nonlocal most
@@ -64,6 +66,7 @@ class Costs:
         watcher.start()
         try:
             values = run().values.nbytes
+            self.seconds.setdefault(name, []).append(time.perf_counter() - begun)
         finally:
             ended.set()
             watcher.join()
@@ -85,11 +88,12 @@ def compare(bench: Bench, path: Path, total: int, title: str, before: Callable[[
     }
     costs = Costs()
     sides = {name: partial(costs.of, name, run, before) for name, run in ways.items()}
-    turns = take_turns(sides, bench.rounds, warm=0)
+    take_turns(sides, bench.rounds, warm=0)
+    medians = {name: statistics.median(seconds) for name, seconds in costs.seconds.items()}
     row = bench.table("", "seconds|,.3f", "of exact|,.3f", "MB read|,.0f", "peak MB|,.0f", title=title)
     for name in ways:
-        seconds = turns.median(name)
-        row(name, seconds, seconds / turns.median("exact"), costs.read[name] / 1e6, costs.peak[name] / 1e6)
+        seconds = medians[name]
+        row(name, seconds, seconds / medians["exact"], costs.read[name] / 1e6, costs.peak[name] / 1e6)
 
 
 def main(bench: Bench) -> None:

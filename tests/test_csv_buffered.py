@@ -127,7 +127,7 @@ def test_results(tmp_path: Path) -> None:
     assert drawn.rows is None
     assert drawn.files is not None
     assert drawn.offsets is not None
-    assert (np.diff(drawn.offsets) > 0).all()
+    assert len(np.unique(drawn.offsets)) == 1000
     data = (tmp_path / "x.csv").read_bytes()
     assert all(
         data[offset:].startswith(b"%d," % i) for offset, i in zip(drawn.offsets, drawn.values[:, 0], strict=True)
@@ -200,7 +200,7 @@ def test_long_rows(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("i,t\n" + "".join(f"{i},{'x' * (40_000 if i % 2 else 3)}\n" for i in range(100)))
     drawn = buffered(path, 100, columns=["i"], dtype="int64")
-    assert drawn.values[:, 0].tolist() == list(range(100))
+    assert sorted(drawn.values[:, 0]) == list(range(100))
     for size, match in ((3_000_000, "memory_limit is 4.0 MB"), (5_000_000, "or the row is longer")):
         path.write_text("i,t\n1," + "x" * size + "\n")
         with pytest.raises(fastpipe.errors.LimitError, match=match):

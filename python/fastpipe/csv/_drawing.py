@@ -57,9 +57,9 @@ class CsvSample:
             number of rows by it to get the effective sample size. NaN if it can't be estimated. With other methods, the
             factor is 1 and this is None.
         offsets: With `method="estimate"` or "buffered", int64 `[rows]`: the byte offset in its file at which each row
-            starts; otherwise None.
-        files: With `method="estimate"` or "buffered", int64 `[rows]`, ascending: the index of each row's file, from 0;
-            otherwise None.
+            starts; otherwise None. With "buffered", rows are in the order in which they were drawn.
+        files: With `method="estimate"` or "buffered", int64 `[rows]`: the index of each row's file, from 0; otherwise
+            None.
         estimate: With `method="estimate"` or "buffered", the estimated number of rows in all files; otherwise None.
     """
 

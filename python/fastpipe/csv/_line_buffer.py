@@ -14,7 +14,7 @@ from fastpipe._arguments import shown
 from fastpipe._fastpipe import CsvLineBuffer
 from fastpipe._files._in_memory_files import Contents, lowered
 from fastpipe._reader.reader import Reader
-from fastpipe.csv._drawing import Asked, BlockVariance, CsvSample, RowEstimate
+from fastpipe.csv._drawing import MOST_BATCH, Asked, BlockVariance, CsvSample, RowEstimate
 from fastpipe.csv._reading import CsvData
 
 _Numbers = npt.NDArray[np.int64]
@@ -123,27 +123,29 @@ def draw_lines(files: Sequence[str | Contents], asked: Asked, share: float) -> C
     """
     buffer = LineBuffer(files, asked, share)
     values = np.empty((asked.rows, len(buffer.columns)), asked.spec.dtype, order=asked.order)
-    origins = np.empty((asked.rows, 3), np.int64)
+    files_of_rows, offsets = np.empty((2, asked.rows), np.int64)
     variance = BlockVariance(len(buffer.columns))
     while (at := buffer.drawn) < asked.rows:
         try:
             lines = buffer.next(asked.rows - at, buffer.held)
         except LookupError:
             raise ValueError(f"rows={asked.rows} exceeds the {at} rows of the files") from None
-        asked.read_into(values[at : buffer.drawn], lines.reader, buffer.columns)
-        origins[at : buffer.drawn] = np.stack([lines.files, lines.offsets, lines.cells], 1)
-    order = np.lexsort((origins[:, 1], origins[:, 0]))
-    if (np.diff(order) < 0).any():
-        # The rows were read in several parts.
-        values, origins = values[order], origins[order]
-    variance.add(list(values.T), origins[:, 2])
+        # In the order of drawing, rows don't depend on how many fit into memory.
+        order = at + lines.places
+        values[order] = asked.array(lines.reader, buffer.columns, len(order))
+        files_of_rows[order], offsets[order] = lines.files, lines.offsets
+        cells = np.empty_like(lines.cells)
+        cells[lines.places] = lines.cells
+        for start in range(0, len(cells), MOST_BATCH):
+            piece = slice(start, start + MOST_BATCH)
+            variance.add(list(values[at:][piece].T), cells[piece])
     return CsvSample(
         values=values,
         rows=None,
         columns=buffer.columns,
         seed=asked.seed,
         design_effect=variance.design_effect(),
-        offsets=origins[:, 1].copy(),
-        files=origins[:, 0].copy(),
+        offsets=offsets,
+        files=files_of_rows,
         estimate=buffer.estimate(),
     )

@@ -206,6 +206,7 @@ impl UnscannedCsv {
         let contents = self.contents.get(number).and_then(Option::as_ref);
         let work = || {
             let open = LocalFile::of(&file.path, contents)?;
+            open.expect_random_reads();
             let done = work(file, &mut Surroundings::new(&open, &self.dialect, &file.header)?)?;
             // The rows may be a mix of old and new contents, unless rows were appended.
             let now = open.stamp()?;

@@ -89,7 +89,14 @@ impl LocalFile {
     /// Asks the system to start reading a range that is needed soon.
     pub(crate) fn will_need(&self, offset: u64, len: u64) {
         if let Place::Disk { file, .. } = &self.place {
-            will_need(file, offset, len);
+            advise(file, offset, len, true);
+        }
+    }
+
+    /// Tells the system that small ranges all over the file will be read, so that it doesn't read beyond them.
+    pub fn expect_random_reads(&self) {
+        if let Place::Disk { file, .. } = &self.place {
+            advise(file, 0, 0, false);
         }
     }
 
@@ -120,19 +127,17 @@ fn copy(contents: &[u8], offset: u64, out: &mut [u8]) -> usize {
     len
 }
 
+/// Tells the system that a range is needed soon, or else that its reads will be random.
 #[cfg(target_os = "linux")]
-fn will_need(file: &File, offset: u64, len: u64) {
+fn advise(file: &File, offset: u64, len: u64, soon: bool) {
+    use rustix::fs::{Advice, fadvise};
+    let advice = if soon { Advice::WillNeed } else { Advice::Random };
     // This is only advice. Without it, reading takes longer.
-    let _ = rustix::fs::fadvise(
-        file,
-        offset,
-        std::num::NonZeroU64::new(len),
-        rustix::fs::Advice::WillNeed,
-    );
+    let _ = fadvise(file, offset, std::num::NonZeroU64::new(len), advice);
 }
 
 #[cfg(not(target_os = "linux"))]
-fn will_need(_file: &File, _offset: u64, _len: u64) {}
+fn advise(_file: &File, _offset: u64, _len: u64, _soon: bool) {}
 
 #[cfg(unix)]
 fn read_once(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
