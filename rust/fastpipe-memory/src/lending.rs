@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::arena::{Arena, Extent, Recycler, Refused};
+use crate::arena::{Arena, Extent, Refused};
+use crate::recycler::Recycler;
 
 /// Bytes of the label, which precedes the contents of a block.
 pub const LABEL: usize = 64;

@@ -19,10 +19,11 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from fastpipe._arguments import memory_size, within
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.torch.loader._advice import advise
+from fastpipe.torch.loader._hints import LayoutHints
 from fastpipe.torch.loader._in_process import InProcess, Progress
 from fastpipe.torch.loader._order import BetweenPasses
 from fastpipe.torch.loader._time_account import Account, explained
-from fastpipe.torch.loader._with_workers import LayoutHints, WithWorkers
+from fastpipe.torch.loader._with_workers import WithWorkers
 from fastpipe.torch.loader._worker_info import WorkerInit, given_init
 
 
@@ -154,7 +155,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             to 0.
         collate_fn: Function that creates a batch from a list of items.
         pin_memory: Whether batches are in page-locked memory if an accelerator is available. With CUDA and workers, the
-            shared memory itself is page-locked. If that isn't possible, a thread copies the batches. Defaults to False.
+            shared memory itself is page-locked, and holds up to `prefetch_factor` more batches while GPUs copy from
+            them. If that isn't possible, a thread copies the batches, and the log says why. Defaults to False.
         drop_last: Whether to drop a last batch with fewer items. Defaults to False.
         timeout: Maximum number of seconds to wait for a batch. 0 waits without a limit. Defaults to 0.
         worker_init_fn: Function that each worker calls with its index. Batch workers are numbered after item workers.

@@ -14,15 +14,14 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from fastpipe._boundary import ItemConsumerOptions
-from fastpipe._fastpipe import ItemConsumer, ItemMemory, available_memory, item_seed
+from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import PassClosedError, WorkerError
 from fastpipe.torch.loader import _messages
-from fastpipe.torch.loader._advice import log_once
 from fastpipe.torch.loader._delivery import Delivery
+from fastpipe.torch.loader._hints import LayoutHints
 from fastpipe.torch.loader._in_process import Pass, ahead_of, fetch_of
 from fastpipe.torch.loader._order import Order
-from fastpipe.torch.loader._page_locks import PageLocks
-from fastpipe.torch.loader._pin_thread import PinThread
+from fastpipe.torch.loader._pinning import Pinning
 from fastpipe.torch.loader._seeds import GlobalRngWatch
 from fastpipe.torch.loader._structure import is_default
 from fastpipe.torch.loader._time_account import Account, Look
@@ -47,31 +46,16 @@ _SLACK = 32 << 20
 _FURTHER = 2
 
 
-class LayoutHints:
-    """Facts that the passes of a loader have learned, for later passes.
-
-    Attributes:
-        description: Description of the last items' layout, or None.
-        drawn: Whether the program was warned that worker threads use the process's generators.
-        refusal: The reason why shared memory can't be page-locked in place, or an empty string.
-    """
-
-    def __init__(self) -> None:
-        self.description: bytes | None = None
-        self.drawn = False
-        self.refusal = ""
-
-
 class WithWorkers(Pass):
     """A pass with workers. Persistent workers run further passes with the same object."""
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
         self._workers_of_pass: Workers | None = None
-        self._pins: PinThread | None = None
         super().__init__(loader, resumed, seed)
         self._loader_in_order = getattr(loader, "in_order", True)
         self._fetch_kind = fetch_of(loader)
         self._known: LayoutHints = loader._known
+        self._pinning = Pinning(self._pin_memory, self._pin_memory_device, self._known)
         self._ahead = ahead_of(loader)
         # If a worker creates a whole batch at once, the size of the batch isn't known in advance.
         further = _FURTHER if self._fetch_kind == "items" else 1
@@ -98,7 +82,7 @@ class WithWorkers(Pass):
         self._begun: list[tuple[int, int]] = []
         # Whether a batch was started before the size of an item was known.
         self._unplanned = False
-        locks = self._opened_locks()
+        locks = self._pinning.open_locks()
         try:
             options = ItemConsumerOptions(
                 makers=makers,
@@ -121,7 +105,6 @@ class WithWorkers(Pass):
             raise no_address_space(error) from error
         if locks is not None:
             self._consumer.set_page_locks(locks)
-        self._locks = locks
         self._delivery = Delivery(loader, self._consumer)
         if self._known.description is not None:
             # If the description doesn't fit into memory, batches don't either, and they report the error.
@@ -144,46 +127,12 @@ class WithWorkers(Pass):
             self._delivery.thread_batches = self._workers_of_pass.batches
             if init is not None:
                 self._await_init()
-        self._start_pinning()
+        self._start_pin_thread()
         self.account.started()
 
-    # Page-locked memory.
-
-    def _opened_locks(self) -> PageLocks | None:
-        """Returns page locks for the memory of batches, or None if they aren't needed or not possible."""
-        if not self._pin_memory or self._known.refusal:
-            return None
-        if torch.version.hip or not str(self._pin_memory_device or "cuda").startswith("cuda"):
-            self._refuse_locks(f"the device is {'a GPU of AMD' if torch.version.hip else self._pin_memory_device}")
-            return None
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # A forked worker couldn't use CUDA if this process had initialized it.
-            _log_copies("CUDA wasn't initialized when the pass began")
-            return None
-        try:
-            return PageLocks()
-        except Exception as error:
-            self._refuse_locks(f"{type(error).__name__}: {error}")
-            return None
-
-    def _refuse_locks(self, why: str) -> None:
-        """Remembers and logs why batches are copied to page-locked memory."""
-        self._known.refusal = why
-        _log_copies(why)
-
-    def _start_pinning(self) -> None:
-        """Starts the thread that copies batches to page-locked memory, if it is needed."""
-        if not self._pin_memory or self._locks is not None or self._pins is not None:
-            return
-        device, read = self._pin_memory_device, self._delivery.batch
-        self._pins = PinThread(self._consumer, read, device, self._loader_in_order, self._ahead)
-        for batch, number in self._begun:
-            self._pins.add(batch, number, self.progress.seed)
-
-    def _end_pinning(self) -> set[int]:
-        """Ends the thread. Returns the batches that it took and the consumer didn't."""
-        pins, self._pins = self._pins, None
-        return set() if pins is None else pins.end()
+    def _start_pin_thread(self) -> None:
+        begun = [(batch, number, self.progress.seed) for batch, number in self._begun]
+        self._pinning.start_thread(self._consumer, self._delivery.batch, self._loader_in_order, self._ahead, begun)
 
     def _await_init(self) -> None:
         """Waits until workers have called `worker_init_fn`, or the first batch is ready."""
@@ -254,7 +203,7 @@ class WithWorkers(Pass):
                 self._start(loader)
                 return
             before = self.look()
-            self._start_pinning()
+            self._start_pin_thread()
             self._consumer.set_most(self._most(self._consumer.held))
             self._fill()
             self.account = Account(self, before)
@@ -272,7 +221,7 @@ class WithWorkers(Pass):
 
     def _give_up(self) -> None:
         """Cancels the begun batches and waits until no worker uses them."""
-        taken = self._end_pinning()
+        taken = self._pinning.end_thread()
         batches = [batch for batch, _ in self._begun if batch not in taken]
         self._consumer.cancel(batches)
         for batch in batches:
@@ -328,8 +277,8 @@ class WithWorkers(Pass):
             self._trouble = number, error
             return False
         self._begun.append((batch, number))
-        if self._pins is not None:
-            self._pins.add(batch, number, self.progress.seed)
+        if self._pinning.thread is not None:
+            self._pinning.thread.add(batch, number, self.progress.seed)
         self._unplanned |= later
         return True
 
@@ -379,23 +328,22 @@ class WithWorkers(Pass):
                 raise StopIteration
             if time.monotonic() > self._looked + _LOOK_UNASKED:
                 self._look_after(waiting=False)
-            if self._locks is not None:
-                self._locks.reuse(self._consumer, self._ahead)
+            if self._pinning.locks is not None:
+                self._pinning.locks.reuse(self._consumer, self._ahead)
             place = self._wait()
             if self._draws is not None and self._draws.found:
                 self._draws.warn(stacklevel=3)
                 self._known.drawn, self._draws = True, None
             batch, number = self._begun.pop(place)
-            if self._pins is not None:
+            if self._pinning.thread is not None:
                 self.progress.give(number)
                 self._fill()
-                return self._pins.take()
+                return self._pinning.thread.take()
             # A traceback that keeps this frame must not keep the memory.
             taken = [self._consumer.take(batch)]
             self.progress.give(number)
             self._fill()
-            if self._locks is not None:
-                self._lock_pages(taken[0])
+            self._pinning.lock(taken[0])
             return self._pinned(self._delivery.batch(taken, number, self.progress.seed))
         finally:
             self.account.leave()
@@ -414,8 +362,8 @@ class WithWorkers(Pass):
 
     def _ready_place(self) -> int | None:
         """Returns the position among the begun batches of one that can be delivered, or None."""
-        if self._pins is not None:
-            first = self._pins.first()
+        if self._pinning.thread is not None:
+            first = self._pinning.thread.first()
             return next((place for place, (batch, _) in enumerate(self._begun) if batch == first), None)
         if self._loader_in_order:
             return 0 if self._consumer.ready(self._begun[0][0]) else None
@@ -448,8 +396,8 @@ class WithWorkers(Pass):
             seconds = _IDLE if more else _LOOK
             if self._timeout > 0:
                 seconds = min(seconds, max(0.0, begin + self._timeout - time.monotonic()))
-            if self._pins is not None:
-                self._pins.wait(seconds)
+            if self._pinning.thread is not None:
+                self._pinning.thread.wait(seconds)
             else:
                 if not self._loader_in_order:
                     self._consumer.need(earliest)
@@ -481,25 +429,17 @@ class WithWorkers(Pass):
         except WorkerError as error:
             # All workers have ended, so the begun batches won't arrive.
             self._shutdown, self._lost = True, str(error)
-            self._end_pinning()
+            self._pinning.end_thread()
             self._begun.clear()
             self.account.keep(self.look())
             raise
-
-    def _lock_pages(self, taken: Any) -> None:
-        """Page-locks the memory of a batch in place, if it isn't yet."""
-        assert self._locks is not None
-        if isinstance(taken[0], ItemMemory):
-            self._locks.lock(taken[0])
-        if self._locks.refusal and not self._known.refusal:
-            self._refuse_locks(self._locks.refusal)
 
     # Ending workers.
 
     def _shutdown_workers(self) -> None:
         """Ends the workers. The name is torch's."""
         self._shutdown = True
-        self._end_pinning()
+        self._pinning.end_thread()
         if self._workers_of_pass is not None:
             self._workers_of_pass.end()
             if self._process == os.getpid():
@@ -508,7 +448,7 @@ class WithWorkers(Pass):
     def __del__(self) -> None:
         workers = getattr(self, "_workers_of_pass", None)
         if workers is not None and _utils.python_exit_status is not True:
-            self._end_pinning()
+            self._pinning.end_thread()
             workers.end()
             if self._process == os.getpid():
                 self.account.keep(self.look())
@@ -532,10 +472,3 @@ def _drawn_seed(generator: torch.Generator | None) -> int:
 
 def _pickled(indices: list[Any]) -> bytes:
     return pickle.dumps(indices, 5)
-
-
-def _log_copies(why: str) -> None:
-    log_once(
-        "batches are copied to page-locked memory, because CUDA can't page-lock the loader's shared memory in place"
-        f" ({why})"
-    )
