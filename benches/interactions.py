@@ -214,7 +214,7 @@ def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[st
 def pipelines(bench: Bench) -> None:
     """Compares shuffled batches of points with those of tf.data."""
     data, threads, batch, incoming = positives(6_040, 3_706, 1_000_209), bench.args.threads, 16_384, 8_192
-    buffer, few = 131_072, 200_000 if bench.quick else 500_000
+    buffer, few = 131_072, 50_000 if bench.quick else 500_000
     interactions = fastpipe.recsys.Interactions.from_arrays(data.users, data.items)
     columns = points_of(data, in_threads(bisect, data, threads, 1))
     points = len(columns["user"])
@@ -263,7 +263,7 @@ def pipelines(bench: Bench) -> None:
 
     title = f"{points:,} points of 7 bytes in batches of {batch:,}, from a buffer of {buffer:,}; {threads} threads"
     row = bench.table(
-        "pipeline", "shuffles", "million/s|,.2f", "times shuffle().batch()|", "ns of CPU|,.0f", title=title
+        "pipeline", "shuffles", "million/s|,.3g", "times shuffle().batch()|", "ns of CPU|,.0f", title=title
     )
     for name in sides:
         if name in turns.errors:
