@@ -12,12 +12,17 @@ draws with `bisect`, permutes an index of all rows, and gathers each batch. This
 and collate function, without their Python code per row. Targets: at most 5 s on two cores, and at most 2 GB of memory
 in addition to the dataset.
 
+**Pipelines** for the points of the first dataset, 7 bytes each, in batches of 16,384, shuffled through a buffer of
+131,072 points: `tf.data`'s `shuffle().batch()` and `batch().shuffle()` (which shuffles whole batches), over points
+whose negatives were drawn before; `Rebatcher` over the same points in batches of 8,192; and `read_interactions`, which
+also draws the negatives. All have the same number of threads. tf.data is slow, so it reads only the first points.
+
 A quick run uses a tenth of the second dataset and doesn't check its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +33,7 @@ import numpy.typing as npt
 import fastpipe
 from fastpipe import _fastpipe
 from fastpipe._boundary import NegativeSampling
-from harness import Bench, Turn, sampled, take_turns
+from harness import Bench, CannotError, Turn, sampled, take_turns
 from harness.data import cores
 
 NEGATIVES = 4
@@ -186,21 +191,88 @@ def samplers(bench: Bench) -> None:
         row(name, count / 1e6 / turns.median(name), times, by_cpu, least, kept)
 
 
-def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """Draws, permutes, and gathers an epoch with NumPy."""
-    negatives = in_threads(bisect, data, threads, seed)
+def points_of(data: Positives, negatives: Items) -> dict[str, npt.NDArray[Any]]:
+    """Returns the columns of all points: each positive, followed by its negatives."""
     rows = 1 + NEGATIVES
     items = np.empty((len(data.items), rows), np.uint16)
     items[:, 0], items[:, 1:] = data.items, negatives
-    del negatives
-    users = np.repeat(data.users.astype(np.int32), rows)
     labels = np.zeros((len(data.items), rows), np.int8)
     labels[:, 0] = 1
-    columns: dict[str, npt.NDArray[Any]] = {"user": users, "item": items.reshape(-1), "label": labels.reshape(-1)}
-    order = np.random.default_rng(seed).permutation(len(users))
+    users = np.repeat(data.users.astype(np.int32), rows)
+    return {"user": users, "item": items.reshape(-1), "label": labels.reshape(-1)}
+
+
+def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    """Draws, permutes, and gathers an epoch with NumPy."""
+    columns = points_of(data, in_threads(bisect, data, threads, seed))
+    order = np.random.default_rng(seed).permutation(len(columns["user"]))
     for start in range(0, len(order), BATCH):
         index = order[start : start + BATCH]
         yield {name: column[index] for name, column in columns.items()}
+
+
+def pipelines(bench: Bench) -> None:
+    """Compares shuffled batches of points with those of tf.data."""
+    data, threads, batch, incoming = positives(6_040, 3_706, 1_000_209), bench.args.threads, 16_384, 8_192
+    buffer, few = 131_072, 50_000 if bench.quick else 500_000
+    interactions = fastpipe.recsys.Interactions.from_arrays(data.users, data.items)
+    columns = points_of(data, in_threads(bisect, data, threads, 1))
+    points = len(columns["user"])
+
+    def drain(batches: Iterable[Mapping[str, Any]], points: int) -> int:
+        count = total = 0
+        for found in batches:
+            count += len(found["user"])
+            total += int(np.asarray(found["user"]).sum(dtype=np.int64))
+        if (count, total) != (points, int(columns["user"][:points].sum(dtype=np.int64))):
+            raise RuntimeError(f"{count} points instead of {points}, or other users")
+        return count
+
+    def by_tensorflow(shuffled: Callable[[Any], Any]) -> int:
+        try:
+            import tensorflow as tf
+        except ImportError as error:
+            raise CannotError(str(error)) from error
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = threads
+        some = tf.data.Dataset.from_tensor_slices({name: column[:few] for name, column in columns.items()})
+        return drain(shuffled(some).with_options(options).as_numpy_iterator(), few)
+
+    def by_rebatching() -> int:
+        slices = (slice(start, start + incoming) for start in range(0, points, incoming))
+        batches = ({name: column[rows] for name, column in columns.items()} for rows in slices)
+        return drain(fastpipe.Rebatcher(batches, batch, shuffle_buffer=buffer, seed=1), points)
+
+    def by_reading(shuffle: Any, rows: int | None) -> int:
+        options: dict[str, Any] = {"num_negatives": NEGATIVES, "item_dtype": "uint16", "label_dtype": "int8", "seed": 1}
+        options |= {"batch_size": batch, "shuffle": shuffle, "shuffle_buffer": rows, "num_threads": threads}
+        return drain(fastpipe.recsys.read_interactions(interactions, **options), points)
+
+    first = "tf.data: shuffle().batch()"
+    sides: dict[str, Callable[[], int]] = {
+        first: lambda: by_tensorflow(lambda found: found.shuffle(buffer).batch(batch)),
+        "tf.data: batch().shuffle()": lambda: by_tensorflow(lambda found: found.batch(batch).shuffle(buffer // batch)),
+        "Rebatcher, buffer": by_rebatching,
+        "read_interactions, buffer": lambda: by_reading("buffer", buffer),
+        "read_interactions, all rows": lambda: by_reading(True, None),
+    }
+    turns = take_turns(sides, bench.rounds)
+
+    def rate(turn: Turn) -> float:
+        return int(turn.result) / 1e6 / turn.seconds
+
+    title = f"{points:,} points of 7 bytes in batches of {batch:,}, from a buffer of {buffer:,}; {threads} threads"
+    row = bench.table(
+        "pipeline", "shuffles", "million/s|,.3g", "times shuffle().batch()|", "ns of CPU|,.0f", title=title
+    )
+    for name in sides:
+        if name in turns.errors:
+            row(name, f"can't: {turns.errors[name]}")
+            continue
+        ratio = turns.ratio(name, first, rate) if first not in turns.errors and name != first else None
+        unit = "batches" if name.endswith("batch().shuffle()") else "points"
+        spent = turns.median(name, lambda turn: turn.cpu / int(turn.result) * 1e9)
+        row(name, unit, turns.median(name, rate), ratio, spent)
 
 
 def epochs(bench: Bench) -> None:
@@ -246,5 +318,6 @@ def epochs(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    parts, threads = {"samplers": samplers, "epochs": epochs}, min(2, len(cores()))
-    Bench("interactions", __doc__, rounds=(5, 1), packages=("numpy",), parts=list(parts), threads=threads).run(parts)
+    parts, threads = {"samplers": samplers, "epochs": epochs, "pipelines": pipelines}, min(2, len(cores()))
+    packages = ("numpy", "tensorflow", "tensorflow-cpu")
+    Bench("interactions", __doc__, rounds=(5, 1), packages=packages, parts=list(parts), threads=threads).run(parts)
