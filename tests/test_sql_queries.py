@@ -16,7 +16,7 @@ import pytest
 import fastpipe
 import sql_databases
 from fastpipe.sql._connecting import engine_of
-from fastpipe.sql._plan import planned
+from fastpipe.sql._plan import columns_of, planned
 from fastpipe.sql._query import checked
 from sql_databases import rows_of, same
 from sql_generator import query
@@ -46,8 +46,10 @@ def test_the_union_of_partitions_is_the_result(database: sql_databases.Database,
         for seed in range(first, first + CHUNK):
             text = query(seed)
             whole = sql_databases.multiset(database.run(f"SELECT * FROM (\n{text.rstrip(';')}\n) AS q"))
+            wanted = checked(text, None, engine.dialect)
+            known = columns_of(engine, session, wanted)
             for parts in (1, 7, 100):
-                plan = planned(engine, session, checked(text, None, engine.dialect), None, parts, None)
+                plan = planned(engine, session, wanted, known, None, parts, None)
                 assert len(plan.partitions) <= parts
                 assert plan.rows == whole.total(), text
                 found: Counter[tuple[Any, ...]] = Counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,7 @@ class Duckdb(Engine):
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
         return finite(fitted(session.sql(sql, params=parameters).to_arrow_table(), columns))
 
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         import pyarrow as pa
 
         for batch in session.sql(sql, params=parameters).to_arrow_reader(_STREAMED):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from fastpipe.errors import FastpipeError, SchemaError, StorageError, UnsupportedError
@@ -137,7 +137,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         """Yields the rows of a query in chunks."""
 
     @abstractmethod
@@ -205,6 +205,11 @@ def fitted(table: pa.Table, columns: list[Column]) -> pa.Table:
         for column, values in zip(columns, table.columns, strict=True)
     ]
     return pa.table(found, names=[column.name for column in columns])
+
+
+def selected(engine: Engine, columns: list[Column]) -> str:
+    """Returns the SQL that reads columns of a result, for the list of a SELECT."""
+    return ", ".join(column.read.format(engine.quote(column.name)) for column in columns)
 
 
 class Sessions(ABC):

@@ -24,7 +24,7 @@ import numpy as np
 
 from fastpipe._text import plural, table
 from fastpipe.errors import SchemaError, StorageError, UnsupportedError
-from fastpipe.sql._engines import Column, Engine
+from fastpipe.sql._engines import Column, Engine, selected
 from fastpipe.sql._query import Query, not_repeatable
 from fastpipe.sql._range_predicates import Cut, between, chosen, part_number
 
@@ -134,37 +134,56 @@ class SqlPlan:
         return f"{told}\n{table(['partition', 'rows', 'where'], rows, width, right=[0, 1])}"
 
 
+def columns_of(engine: Engine, session: Any, query: Query) -> list[Column]:
+    """Returns the columns of a result.
+
+    Raises:
+        SchemaError: If the result has no columns, or two columns with the same name.
+        StorageError: If the database fails.
+        UnsupportedError: If a type is not supported.
+    """
+    with engine.errors("looking at the columns of the query"):
+        columns = engine.columns(session, query)
+    names = [column.name for column in columns]
+    if not names:
+        raise SchemaError("the query returns no columns")
+    if twice := [name for name in names if names.count(name) > 1]:
+        reason = f"the query returns two columns named {twice[0]!r}: name one of them with AS"
+        raise SchemaError(reason, feature=twice[0], reason=reason)
+    return columns
+
+
 def planned(
     engine: Engine,
     session: Any,
     query: Query,
+    columns: list[Column],
     by: tuple[str, ...] | None,
     partitions: int | None,
     preferred_rows: int | None,
 ) -> SqlPlan:
-    """Plans a query, with a session that sees the snapshot that will be read."""
-    return _Planner(engine, session, query, partitions, preferred_rows).plan(by)
+    """Plans a query with the columns of `columns_of`, with a session that sees the snapshot that will be read."""
+    with engine.errors("looking at the functions of the query"):
+        doubt = engine.doubt(session, query)
+    if doubt is not None:
+        raise not_repeatable(doubt)
+    return _Planner(engine, session, query, columns, partitions, preferred_rows).plan(by)
 
 
 class _Planner:
     def __init__(
-        self, engine: Engine, session: Any, query: Query, partitions: int | None, preferred: int | None
+        self,
+        engine: Engine,
+        session: Any,
+        query: Query,
+        columns: list[Column],
+        partitions: int | None,
+        preferred: int | None,
     ) -> None:
-        self._engine, self._session, self._query = engine, session, query
+        self._engine, self._session, self._query, self._columns = engine, session, query, columns
         self._partitions, self._preferred = partitions, preferred
         self._queries: list[str] = []
-        with engine.errors("looking at the columns of the query"):
-            self._columns = engine.columns(session, query)
-            doubt = engine.doubt(session, query)
-        if doubt is not None:
-            raise not_repeatable(doubt)
-        names = [column.name for column in self._columns]
-        if not names:
-            raise SchemaError("the query returns no columns")
-        if twice := [name for name in names if names.count(name) > 1]:
-            reason = f"the query returns two columns named {twice[0]!r}: name one of them with AS"
-            raise SchemaError(reason, feature=twice[0], reason=reason)
-        self._known = dict(zip(names, self._columns, strict=True))
+        self._known = {column.name: column for column in columns}
 
     def plan(self, by: tuple[str, ...] | None) -> SqlPlan:
         """Returns the plan."""
@@ -366,8 +385,8 @@ class _Planner:
         nulls = not unique and any(self._known[name].nullable for name in keys[:1])
         edges: list[Cut | None] = [None, *cuts, None]
         predicates = [between(quoted, *edge, nulls=nulls) for edge, n in zip(pairwise(edges), rows, strict=True) if n]
-        selected = ", ".join(column.read.format(self._engine.quote(column.name)) for column in self._columns)
-        texts = [partition_text(self._query, selected, predicate, order) for predicate in predicates]
+        names = selected(self._engine, self._columns)
+        texts = [partition_text(self._query, names, predicate, order) for predicate in predicates]
         counted = [count for count in rows if count]
         parts = [
             SqlPartition(number, text, self._query.parameters, count)

@@ -8,7 +8,7 @@ import os
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import StorageError, UnsupportedError
@@ -312,7 +312,7 @@ class Postgres(Engine):
         with self._statements.run(session, sql) as reader:
             return finite(fitted(reader.read_all(), columns), _FIRST_DAY)
 
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         import pyarrow as pa
 
         with self._statements.run(session, sql) as reader:

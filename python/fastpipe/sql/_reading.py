@@ -22,9 +22,10 @@ from fastpipe.errors import FastpipeError, StorageError, in_file
 from fastpipe.specs import Spec
 from fastpipe.specs._requests import FeatureRequest
 from fastpipe.sql._connecting import engine_of
-from fastpipe.sql._engines import Column, Engine, Sessions
-from fastpipe.sql._plan import SqlPlan, partition_text, planned
+from fastpipe.sql._engines import Column, Engine, Sessions, selected
+from fastpipe.sql._plan import SqlPlan, columns_of, partition_text, planned
 from fastpipe.sql._query import Parameters, Query, checked
+from fastpipe.sql._result import check_features, schema_of
 from fastpipe.units._data import fetches, reader_of, threads_of
 from fastpipe.units._files import Files
 from fastpipe.units._parquet import ParquetUnits
@@ -64,14 +65,10 @@ class SqlUnits:
         self._choose(columns)
 
     def _choose(self, columns: Sequence[str] | None) -> None:
-        import pyarrow as pa
-
         self._names = columns
         wanted = self.plan.columns
         self._columns: list[Column] = wanted if columns is None else [c for c in wanted if c.name in set(columns)]
-        self.schema: pa.Schema = pa.schema(
-            [pa.field(column.name, column.type, column.nullable) for column in self._columns]
-        )
+        self.schema = schema_of(self._columns)
 
     def select(self, columns: list[str]) -> SqlUnits:
         """Returns the same units with only the given columns."""
@@ -97,8 +94,8 @@ class SqlUnits:
 
     def read(self, unit: int) -> pa.Table:
         """Reads the rows of a partition."""
-        selected = ", ".join(column.read.format(self._engine.quote(column.name)) for column in self._columns)
-        text = partition_text(self.plan.source, selected, self.plan.predicates[unit], self.plan.order)
+        names = selected(self._engine, self._columns)
+        text = partition_text(self.plan.source, names, self.plan.predicates[unit], self.plan.order)
         name = self.name(unit)
         with self._engine.errors(name), self._open().borrow() as session:
             table = self._engine.read(session, text, self._query.parameters, self._columns, self.rows[unit])
@@ -211,7 +208,7 @@ def checked_partitions(num_partitions: object) -> int | None:
 _GROUP_ROWS = 1 << 17
 
 
-def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
+def written(engine: Engine, query: Query, directory: str, digest: str, request: FeatureRequest) -> str:
     """Writes a result to a Parquet file, unless the file already exists.
 
     Several processes may call this at the same time. Each process writes its own temporary file, and the first complete
@@ -222,6 +219,7 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
         query: The query, which is run once.
         directory: The directory of the file, which is created if necessary.
         digest: The name of the file, without its suffix.
+        request: The features to read, which are checked before the query is run.
 
     Returns:
         The path of the file.
@@ -240,7 +238,7 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
         raise in_file(StorageError, directory, reason) from error
     os.close(handle)
     try:
-        _write(engine, query, unfinished)
+        _write(engine, query, unfinished, request)
         with contextlib.suppress(FileExistsError):
             os.link(unfinished, path)
     except OSError as error:
@@ -253,17 +251,17 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
     return path
 
 
-def _write(engine: Engine, query: Query, path: str) -> None:
+def _write(engine: Engine, query: Query, path: str, request: FeatureRequest) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
     sessions = engine.sessions(1, snapshot=True)
     try:
         with engine.errors("materializing the query"), sessions.borrow() as session:
-            columns = engine.columns(session, query)
+            columns = columns_of(engine, session, query)
+            check_features(columns, request)
             schema = pa.schema([(column.name, column.type) for column in columns])
-            selected = ", ".join(column.read.format(engine.quote(column.name)) for column in columns)
-            sql = f"SELECT {selected} FROM {query.derived}"
+            sql = f"SELECT {selected(engine, columns)} FROM {query.derived}"
             with pyarrow.parquet.ParquetWriter(path, schema) as writer:
                 for table in engine.stream(session, sql, query.parameters, columns):
                     writer.write_table(table, row_group_size=_GROUP_ROWS)
@@ -347,8 +345,9 @@ def read_sql(
         ImportError: If a library isn't installed. The message names the package to install.
         MissingFileError: If the database is a file that does not exist.
         StorageError: If the database fails. While reading, also if rows changed and there is no snapshot.
-        SchemaError: If a column does not exist, appears twice, or has values of several types (SQLite), or if
-            `overrides` names a column that isn't read.
+        SchemaError: If a column does not exist, appears twice, or has values of several types (SQLite), if a spec
+            doesn't fit its column, or if `overrides` names a column that isn't read. Columns and specs are checked
+            before the query is planned.
         UnsupportedError: If the query may return other rows each time (random(), LIMIT without ORDER BY, the current
             time), or a type is not supported. The message suggests a replacement.
         TypeError: If an argument has the wrong type.
@@ -377,7 +376,7 @@ def read_sql(
 
         def write() -> str:
             key = f"{engine.identity()}\0{wanted.text}\0{wanted.parameters!r}"
-            return written(engine, bound, os.fspath(materialize), digest(key.encode()))
+            return written(engine, bound, os.fspath(materialize), digest(key.encode()), request)
 
         path = interruptible(write, engine.cancel)
         files = Files(None)
@@ -389,7 +388,9 @@ def read_sql(
         try:
             sessions.prepare()
             with sessions.planner() as session:
-                return sessions, planned(engine, session, bound, keys, parts, None)
+                found = columns_of(engine, session, bound)
+                check_features(found, request)
+                return sessions, planned(engine, session, bound, found, keys, parts, None)
         except BaseException:
             sessions.close()
             raise
@@ -457,7 +458,8 @@ def partition_sql(
         sessions = engine.sessions(1, snapshot=True)
         try:
             with sessions.planner() as session:
-                return planned(engine, session, bound, keys, parts, preferred_rows)
+                found = columns_of(engine, session, bound)
+                return planned(engine, session, bound, found, keys, parts, preferred_rows)
         finally:
             sessions.close()
 

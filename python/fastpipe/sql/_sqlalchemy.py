@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import decimal
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import shown
@@ -168,7 +168,7 @@ class Alchemy(Engine):
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
         return _table(self._run(session, sql, parameters).fetchall(), columns)
 
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         result = self._run(session, sql, parameters)
         while rows := result.fetchmany(_STREAMED):
             yield _table(rows, columns)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import pairwise
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -260,7 +260,7 @@ class Sqlite(Engine):
         with _of_one_type(columns), self._statements.run(session, sql, parameters, **_rows(rows + 1)) as reader:
             return _typed(reader.read_all(), columns)
 
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         import pyarrow as pa
 
         # The first row has a value of each column's type, because columns may begin with any number of NULLs.
