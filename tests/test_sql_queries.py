@@ -23,6 +23,7 @@ from sql_generator import query
 
 QUERIES = int(os.environ.get("FASTPIPE_SQL_QUERIES", "30"))
 CHUNK = 20
+PLANS: list[tuple[int, Any]] = [(1, "auto"), (7, "auto"), (100, "auto"), (7, "hash")]
 
 
 @pytest.fixture(scope="module", params=["sqlite", "duckdb", "postgres"])
@@ -48,8 +49,12 @@ def test_the_union_of_partitions_is_the_result(database: sql_databases.Database,
             whole = sql_databases.multiset(database.run(f"SELECT * FROM (\n{text.rstrip(';')}\n) AS q"))
             wanted = checked(text, None, engine.dialect)
             known = columns_of(engine, session, wanted)
-            for parts in (1, 7, 100):
-                plan = planned(engine, session, wanted, known, None, parts, None)
+            for parts, method in PLANS:
+                if method == "hash" and not any(map(engine.hashed, known)):
+                    with pytest.raises(fastpipe.errors.UnsupportedError, match="no column that SQLite can hash"):
+                        planned(engine, session, wanted, known, None, parts, None, method)
+                    continue
+                plan = planned(engine, session, wanted, known, None, parts, None, method)
                 assert len(plan.partitions) <= parts
                 assert plan.rows == whole.total(), text
                 found: Counter[tuple[Any, ...]] = Counter()
@@ -60,7 +65,7 @@ def test_the_union_of_partitions_is_the_result(database: sql_databases.Database,
                     assert len(rows) == part.rows > 0, (text, part)
                     found += sql_databases.multiset(rows)
                 # A missing or duplicate row would make a difference.
-                assert found == whole, (text, parts)
+                assert found == whole, (text, parts, method)
     sessions.close()
 
 

@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, cast
 
 from fastpipe._arguments import shown, within
 from fastpipe._arrow.schema import require_pyarrow
@@ -23,7 +23,7 @@ from fastpipe.specs import Spec
 from fastpipe.specs._requests import FeatureRequest
 from fastpipe.sql._connecting import engine_of
 from fastpipe.sql._engines import Column, Engine, Sessions, selected
-from fastpipe.sql._plan import SqlPlan, columns_of, partition_text, planned
+from fastpipe.sql._plan import METHODS, Method, SqlPlan, columns_of, partition_text, planned
 from fastpipe.sql._query import Parameters, Query, checked
 from fastpipe.sql._result import check_features, schema_of
 from fastpipe.units._data import fetches, reader_of, threads_of
@@ -165,6 +165,19 @@ def interruptible(work: Callable[[], _T], cancel: Callable[[], None]) -> _T:
     return results.pop()
 
 
+def checked_split(method: object, preferred_rows: object) -> tuple[Method, int | None]:
+    """Returns the arguments `method` and `preferred_rows`.
+
+    Raises:
+        TypeError: If the number of rows is not an integer.
+        ValueError: If an argument is out of range.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be 'auto', 'range' or 'hash'; got {shown(method)}")
+    rows: Any = preferred_rows
+    return cast("Method", method), None if rows is None else within("preferred_rows", rows, 1, 2**32 - 1)
+
+
 By: TypeAlias = "str | Sequence[str] | None"
 
 _MOST = 1 << 16
@@ -280,7 +293,9 @@ def read_sql(
     *,
     parameters: Parameters = None,
     by: By = None,
+    method: Literal["auto", "range", "hash"] = "auto",
     num_partitions: int | Literal["auto"] = "auto",
+    preferred_rows: int | None = None,
     snapshot: bool = True,
     materialize: str | os.PathLike[str] | None = None,
     features: Mapping[str, Spec] | None = None,
@@ -317,11 +332,16 @@ def read_sql(
         parameters: The values of the query's placeholders, in the notation of the database's library: `?` or `:name`
             (SQLite), `%s` or `%(name)s` (PostgreSQL with psycopg, MySQL), `?` or `$name` (DuckDB). Defaults to None: no
             placeholders.
-        by: The columns of the result in whose order the query is split. Defaults to an integer primary key of the
-            table, or else the two columns with the most distinct values.
-        num_partitions: The number of partitions, 1 to 65,536. "auto" (the default) chooses partitions of about 131,072
-            rows if a primary key finds them, or else about 1,048,576 rows, because each partition runs the whole query
-            again.
+        by: The columns of the result whose ranges or hash split the query. Defaults to an integer primary key of the
+            table, or else one or two columns with many distinct values.
+        method: How the query is split. "range" gives each partition the rows between two values of `by`. "hash" gives
+            it the rows whose hash of `by` has the same remainder: a row stays with the same predicate when rows are
+            added. "auto" (the default) uses ranges of `by` or of a primary key, or else a hash.
+        num_partitions: The number of partitions, 1 to 65,536. "auto" (the default) chooses it by `preferred_rows`; with
+            a hash, it is a power of two.
+        preferred_rows: The preferred number of rows of a partition if `num_partitions` is "auto", 1 to 2^32 - 1. By
+            default, 131,072 rows if a primary key finds them, or else 1,048,576 rows, because each partition runs the
+            whole query again.
         snapshot: Whether all partitions must see the same state of the database. If False, connections have no common
             snapshot. Defaults to True.
         materialize: A directory, to which the result is written once as Parquet files that are then read. An existing
@@ -368,6 +388,7 @@ def read_sql(
     request = FeatureRequest.of(features, columns, overrides)
     require_pyarrow()
     keys, parts = checked_by(by), checked_partitions(num_partitions)
+    how, preferred = checked_split(method, preferred_rows)
     engine = engine_of(connection)
     wanted = checked(query, parameters, engine.dialect, once=materialize is not None)
     at_once = fetches(num_fetches, threads_of(settings) if engine.dialect == "sqlite" else _FETCHES)
@@ -390,7 +411,7 @@ def read_sql(
             with sessions.planner() as session:
                 found = columns_of(engine, session, bound)
                 check_features(found, request)
-                return sessions, planned(engine, session, bound, found, keys, parts, None)
+                return sessions, planned(engine, session, bound, found, keys, parts, preferred, how)
         except BaseException:
             sessions.close()
             raise
@@ -410,6 +431,7 @@ def partition_sql(
     *,
     parameters: Parameters = None,
     by: By = None,
+    method: Literal["auto", "range", "hash"] = "auto",
     num_partitions: int | Literal["auto"] = "auto",
     preferred_rows: int | None = None,
 ) -> SqlPlan:
@@ -421,8 +443,11 @@ def partition_sql(
             `mysql+pymysql://…`), a SQLAlchemy Engine, a duckdb connection, or a function that returns an Engine or an
             ADBC connection.
         parameters: The values of the query's placeholders. Defaults to None.
-        by: The columns of the result in whose order the query is split. By default, they are chosen automatically.
-        num_partitions: The number of partitions, 1 to 65,536. Defaults to "auto".
+        by: The columns of the result whose ranges or hash split the query. By default, they are chosen automatically.
+        method: "range", "hash" or "auto" (the default): ranges of `by` or of a primary key, or else a hash. See
+            `read_sql`. SQLite hashes only integers.
+        num_partitions: The number of partitions, 1 to 65,536. Defaults to "auto", which chooses it by `preferred_rows`.
+            With a hash, it is then a power of two.
         preferred_rows: The preferred number of rows of a partition if `num_partitions` is "auto", 1 to 2^32 - 1. By
             default, 131,072 rows if a primary key finds them, or else 1,048,576 rows.
 
@@ -430,7 +455,8 @@ def partition_sql(
         The plan. `print(plan)` shows the number of rows of each partition, and where the query is split.
 
     Raises:
-        ValueError: If a number is out of range.
+        UnsupportedError: If the database can't hash a column with `method="hash"`.
+        ValueError: If an argument is out of range.
         FastpipeError: If the query can't be read; `read_sql` lists the errors.
 
     Example:
@@ -446,11 +472,15 @@ def partition_sql(
         ---------  ----  -----------
                 0   496  "id" < 497
                 1   504  "id" >= 497
+        >>> plan = fastpipe.sql.partition_sql(
+        ...     "SELECT age FROM users", "sqlite:///users.db", method="hash", num_partitions=4
+        ... )
+        >>> plan.by, [part.rows for part in plan.partitions]
+        (('id',), [250, 250, 250, 250])
     """
     require_pyarrow()
     keys, parts = checked_by(by), checked_partitions(num_partitions)
-    if preferred_rows is not None:
-        within("preferred_rows", preferred_rows, 1, 2**32 - 1)
+    how, preferred = checked_split(method, preferred_rows)
     engine = engine_of(connection)
     bound = engine.bind(checked(query, parameters, engine.dialect))
 
@@ -459,7 +489,7 @@ def partition_sql(
         try:
             with sessions.planner() as session:
                 found = columns_of(engine, session, bound)
-                return planned(engine, session, bound, found, keys, parts, preferred_rows)
+                return planned(engine, session, bound, found, keys, parts, preferred, how)
         finally:
             sessions.close()
 

@@ -49,9 +49,6 @@ class Sqlite(Engine):
 
     name = "SQLite"
     dialect = "sqlite"
-    # Lehmer's generator, with a multiplier of P. L'Ecuyer, Tables of Linear Congruential Generators, Math. Comp. 1999.
-    # Products stay below 2^63, above which SQLite would continue with floats.
-    hash = "((abs({} % 2147483647) * 1583458089) % 2147483647)"
 
     def __init__(self, path: str, factory: Callable[[], Any] | None = None) -> None:
         self._path, self._factory, self._statements = path, factory, Statements()
@@ -71,7 +68,10 @@ class Sqlite(Engine):
     def key_text(self, column: str) -> str:
         return f"CASE typeof({column}) WHEN 'text' THEN '{_TEXT}' || {column} ELSE quote({column}) END"
 
-    def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
+    def widths(self, derived: str, column: str, low: int, width: int, number: int, *, joined: bool) -> str:
+        if joined:
+            ranges = f"SELECT ({column} - ({low})) / {width} AS s FROM q"
+            return f"{derived} SELECT s, count(*) FROM ({ranges}) AS w GROUP BY s"
         # This takes a fifth of the time of GROUP BY, because rows are only skipped.
         cuts: list[Cut] = [(str(low + i * width),) for i in range(1, number)]
         bounds = (between([column], *edge, nulls=False) or "1" for edge in pairwise([None, *cuts, None]))
