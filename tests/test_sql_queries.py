@@ -16,13 +16,14 @@ import pytest
 import fastpipe
 import sql_databases
 from fastpipe.sql._connecting import engine_of
-from fastpipe.sql._plan import planned
+from fastpipe.sql._plan import columns_of, planned
 from fastpipe.sql._query import checked
 from sql_databases import rows_of, same
 from sql_generator import query
 
 QUERIES = int(os.environ.get("FASTPIPE_SQL_QUERIES", "30"))
 CHUNK = 20
+PLANS: list[tuple[int, Any]] = [(1, "auto"), (7, "auto"), (100, "auto"), (7, "hash")]
 
 
 @pytest.fixture(scope="module", params=["sqlite", "duckdb", "postgres"])
@@ -46,8 +47,14 @@ def test_the_union_of_partitions_is_the_result(database: sql_databases.Database,
         for seed in range(first, first + CHUNK):
             text = query(seed)
             whole = sql_databases.multiset(database.run(f"SELECT * FROM (\n{text.rstrip(';')}\n) AS q"))
-            for parts in (1, 7, 100):
-                plan, asked, *_ = planned(engine, session, checked(text, None, engine.dialect), None, parts, None)
+            wanted = checked(text, None, engine.dialect)
+            known = columns_of(engine, session, wanted)
+            for parts, method in PLANS:
+                if method == "hash" and not any(map(engine.hashed, known)):
+                    with pytest.raises(fastpipe.errors.UnsupportedError, match="no column that SQLite can hash"):
+                        planned(engine, session, wanted, known, None, parts, None, method)
+                    continue
+                plan, asked, *_ = planned(engine, session, wanted, known, None, parts, None, method)
                 assert len(plan.partitions) <= parts
                 assert plan.rows == whole.total(), text
                 found: Counter[tuple[Any, ...]] = Counter()
@@ -58,7 +65,7 @@ def test_the_union_of_partitions_is_the_result(database: sql_databases.Database,
                     assert len(rows) == part.rows > 0, (text, part)
                     found += sql_databases.multiset(rows)
                 # A missing or duplicate row would make a difference.
-                assert found == whole, (text, parts)
+                assert found == whole, (text, parts, method)
     sessions.close()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from fastpipe.sql._describing import describe
 from fastpipe.sql._plan import SqlPartition, SqlPlan
 from fastpipe.sql._reading import partition_sql, read_sql
 
-__all__ = ["SqlPartition", "SqlPlan", "partition_sql", "read_sql"]
+__all__ = ["SqlPartition", "SqlPlan", "describe", "partition_sql", "read_sql"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import shown
 from fastpipe.errors import MissingFileError, UnsupportedError, in_file
-from fastpipe.sql._engines import Column, Engine, OneSession, Sessions, finite, fitted
+from fastpipe.sql._engines import LEHMER, PRIME, Column, Engine, OneSession, Sessions, finite, fitted
+from fastpipe.sql._lineage import Plain
 from fastpipe.sql._query import Parameters, Query, require
 
 if TYPE_CHECKING:
@@ -42,6 +43,14 @@ class Duckdb(Engine):
         if path is not None and not os.path.isfile(path):
             raise in_file(MissingFileError, path, "there is no such file")
         self.where = "" if self._path is None else f" in file {self._path}"
+
+    def hashed(self, column: Column) -> str | None:
+        import pyarrow as pa
+
+        if pa.types.is_integer(column.type):
+            # The remainder of an unsigned or small integer has its type.
+            return LEHMER.replace(f"{{}} % {PRIME}", f"CAST({{}} % {PRIME} AS BIGINT)")
+        return f"CAST(hash({{}}) % {PRIME} AS BIGINT)"
 
     def key_text(self, column: str) -> str:
         return f"CAST({column} AS VARCHAR)"
@@ -84,7 +93,7 @@ class Duckdb(Engine):
 
     def _full(self, session: Any, query: Query) -> set[str]:
         """Returns the columns that are declared NOT NULL."""
-        if (found := self.table_of(session, query)) is None or len(found.table) > 1:
+        if (found := self.table_of(session, query)) is None or not self._is_sole(session, found):
             return set()
         sql = (
             "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND NOT is_nullable "
@@ -92,6 +101,30 @@ class Duckdb(Engine):
         )
         named = (found.name_of(column) for (column,) in self.fetch(session, sql, [found.table[-1]]))
         return {name for name in named if name is not None}
+
+    def _is_sole(self, session: Any, table: Plain) -> bool:
+        """Returns whether a name can only mean a table of the current schema."""
+        sql = (
+            "SELECT count(*) FROM (SELECT table_name FROM duckdb_tables() UNION ALL SELECT view_name FROM "
+            "duckdb_views()) WHERE lower(table_name) = lower(?)"
+        )
+        return len(table.table) == 1 and self.fetch(session, sql, [table.table[0]]) == [(1,)]
+
+    def unique_keys(self, session: Any, table: Plain) -> list[str]:
+        if not self._is_sole(session, table):
+            return []
+        sql = (
+            "SELECT column_name FROM duckdb_constraints() AS k JOIN duckdb_columns() AS c ON k.table_oid = c.table_oid "
+            "AND k.database_oid = c.database_oid AND constraint_column_names = [column_name] "
+            "WHERE lower(k.table_name) = lower(?) AND constraint_type = 'PRIMARY KEY' "
+            "AND data_type IN ('TINYINT', 'SMALLINT', 'INTEGER', 'BIGINT') "
+            "AND k.schema_name = current_schema() AND k.database_name = current_database()"
+        )
+        return [name for (name,) in self.fetch(session, sql, [table.table[0]])]
+
+    def widths(self, derived: str, column: str, low: int, width: int, number: int, *, joined: bool) -> str:
+        ranges = f"SELECT (CAST({column} AS HUGEINT) - ({low})) // {width} AS s FROM q"
+        return f"{derived} SELECT s, count(*) FROM ({ranges}) AS w GROUP BY s"
 
     def _column(self, name: str, kind: str, arrow: pa.DataType) -> Column:
         import pyarrow as pa
@@ -115,7 +148,7 @@ class Duckdb(Engine):
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
         return finite(fitted(session.sql(sql, params=parameters).to_arrow_table(), columns))
 
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         import pyarrow as pa
 
         for batch in session.sql(sql, params=parameters).to_arrow_reader(_STREAMED):

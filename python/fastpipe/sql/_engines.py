@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from fastpipe.errors import FastpipeError, SchemaError, StorageError, UnsupportedError
@@ -41,6 +41,14 @@ class Column(NamedTuple):
     key: str = "{}"
 
 
+# The largest prime below 2^31. Hashes are remainders of it, and their products are below 2^63, above which SQLite would
+# continue with floats.
+PRIME = 2**31 - 1
+# Lehmer's generator, with a multiplier of P. L'Ecuyer, Tables of Linear Congruential Generators, Math. Comp. 1999.
+LEHMER = f"((abs({{}} % {PRIME}) * 1583458089) % {PRIME})"
+_MULTIPLIER = 48271
+
+
 class Engine(ABC):
     """A database and its dialect. It can be pickled into other processes.
 
@@ -56,9 +64,6 @@ class Engine(ABC):
     dialect: ClassVar[str]
     """The dialect's name in sqlglot."""
 
-    hash: ClassVar[str | None] = None
-    """SQL that hashes a unique integer column, {}, to an integer of 0 to 2^31 - 1; None if the database has no hash."""
-
     def quote(self, name: str) -> str:
         """Returns a quoted identifier."""
         return '"' + name.replace('"', '""') + '"'
@@ -68,6 +73,30 @@ class Engine(ABC):
         quoted = text.replace("'", "''")
         return f"CAST('{quoted}' AS {column.kind})"
 
+    def hashed(self, column: Column) -> str | None:
+        """Returns SQL that hashes a column to an integer of 0 to 2^31 - 1, or NULL; None if the database has no hash.
+
+        The SQL contains {} for the column. Integers are hashed by arithmetic, which is the same in all versions.
+        """
+        import pyarrow as pa
+
+        return LEHMER if pa.types.is_integer(column.type) else None
+
+    def remainder(self, dividend: str, divisor: int) -> str:
+        """Returns SQL for the remainder of two non-negative integers."""
+        return f"({dividend} % {divisor})"
+
+    def hash_of(self, keys: Sequence[Column]) -> str:
+        """Returns SQL for the common hash of columns that have hashes: 0 to 2^31 - 1, and never NULL.
+
+        The hash of NULL is 0. A predicate that is NULL would leave out the row.
+        """
+        known = [str(self.hashed(key)).format(key.key.format(self.quote(key.name))) for key in keys]
+        first, *rest = (f"COALESCE({each}, 0)" for each in known)
+        for each in rest:
+            first = self.remainder(f"({first} * {_MULTIPLIER} + {each})", PRIME)
+        return first
+
     @abstractmethod
     def key_text(self, column: str) -> str:
         """Returns SQL for the value of a key as text."""
@@ -76,17 +105,18 @@ class Engine(ABC):
         """Returns SQL for the quotient of two non-negative integers, rounded down."""
         return f"({dividend}) / ({divisor})"
 
-    def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
+    def widths(self, derived: str, column: str, low: int, width: int, number: int, *, joined: bool) -> str:
         """Returns a query that counts the rows in ranges of equal width, as pairs of range index and row count.
 
         Ranges without rows may be missing.
 
         Args:
             derived: A WITH clause that defines the result as `q`.
-            column: A column of unique integers without NULLs.
+            column: A column of integers without NULLs.
             low: The start of the first range.
             width: The width of each range.
             number: The number of ranges.
+            joined: Whether the query joins tables, which should be computed once.
         """
         raise NotImplementedError
 
@@ -137,7 +167,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         """Yields the rows of a query in chunks."""
 
     @abstractmethod
@@ -205,6 +235,11 @@ def fitted(table: pa.Table, columns: list[Column]) -> pa.Table:
         for column, values in zip(columns, table.columns, strict=True)
     ]
     return pa.table(found, names=[column.name for column in columns])
+
+
+def selected(engine: Engine, columns: list[Column]) -> str:
+    """Returns the SQL that reads columns of a result, for the list of a SELECT."""
+    return ", ".join(column.read.format(engine.quote(column.name)) for column in columns)
 
 
 class Sessions(ABC):

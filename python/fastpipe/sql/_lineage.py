@@ -1,4 +1,8 @@
-"""Finds the columns of a table that a query returns unchanged, and adds a column to the query."""
+"""Finds the columns of a table that a query returns unchanged, and adds a column to the query.
+
+The table may be joined with other tables, if each row of the result has a row of it: it is the first table of FROM, and
+no join is RIGHT or FULL.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,16 @@ from typing import Any, NamedTuple
 from fastpipe.sql._query import readable, require
 
 # Clauses of a SELECT, and parts of its table, that keep each row of the table unchanged or leave it out.
-_HARMLESS = frozenset({"kind", "expressions", "from", "from_", "where", "order", "limit", "offset"})
+_HARMLESS = frozenset({"kind", "expressions", "from", "from_", "joins", "where", "order", "limit", "offset"})
 _HARMLESS_OF_TABLE = frozenset({"this", "db", "catalog", "alias", "only"})
+# Joins that keep the columns of the table before them. A LEFT join is `side`, others are `kind`.
+_SIDES, _KINDS = frozenset({"", "LEFT"}), frozenset({"", "INNER", "CROSS", "OUTER"})
 
 
 class Plain(NamedTuple):
-    """A query that reads each row of one table at most once, unless it calls a function that returns several rows.
+    """A query whose rows each have a row of one table.
+
+    Without joins, it reads each row of the table at most once, unless it calls a function that returns several rows.
 
     Attributes:
         text: The query.
@@ -24,6 +32,7 @@ class Plain(NamedTuple):
         calls: Names in lower case that may be functions which the result's columns call.
         reference: SQL that refers to the table in the query's columns.
         end: The offset in the text at which the list of columns ends.
+        joined: Whether the table is joined with others, so that one of its rows may be in several rows of the result.
     """
 
     text: str
@@ -34,6 +43,7 @@ class Plain(NamedTuple):
     calls: frozenset[str]
     reference: str
     end: int
+    joined: bool
 
     def name_of(self, column: str) -> str | None:
         """Returns the name in the result of a column of the table; None if the result lacks the column."""
@@ -48,12 +58,15 @@ class Plain(NamedTuple):
 
 
 def plain(text: str, dialect: str) -> Plain | None:
-    """Returns a description of a query that reads each row of one table at most once; None for other queries."""
+    """Returns a description of a query whose rows each have a row of one table; None for other queries."""
     sqlglot = require("sqlglot", "sql")
     expressions = require("sqlglot.expressions", "sql")
     if (tree := _parsed(text, dialect)) is None:
         return None
     if not isinstance(tree, expressions.Select) or _has_other(tree, _HARMLESS):
+        return None
+    joins = tree.args.get("joins") or []
+    if any(str(each.side).upper() not in _SIDES or str(each.kind).upper() not in _KINDS for each in joins):
         return None
     source = tree.args.get("from_") or tree.args.get("from")
     table = None if source is None else source.this
@@ -62,25 +75,26 @@ def plain(text: str, dialect: str) -> Plain | None:
     alias = table.args.get("alias")
     if _has_other(table, _HARMLESS_OF_TABLE) or (alias is not None and alias.args.get("columns")):
         return None
+    reference = table.this if alias is None else alias.this
     columns: dict[str, str] = {}
     star = False
     for projection in tree.expressions:
         if not _is_of_one_row(projection, expressions):
             return None
         if projection.is_star:
-            starred = projection.this if isinstance(projection, expressions.Column) else projection
-            if not isinstance(starred, expressions.Star) or any(starred.args.values()):
+            starred = projection
+            inner = projection.this if isinstance(projection, expressions.Column) else projection
+            if not isinstance(inner, expressions.Star) or any(inner.args.values()):
                 return None
-            star = True
+            star = star or not joins or _is_of(starred, reference, dialect)
             continue
         own: Any = projection.unalias()
-        if isinstance(own, expressions.Column):
+        if isinstance(own, expressions.Column) and (not joins or _is_of(own, reference, dialect)):
             columns[_folded(projection.args.get("alias") or own.this, dialect)] = _folded(own.this, dialect)
     tokens = sqlglot.tokenize(text, dialect=dialect)
     if (end := _end_of_columns(tokens)) is None:
         return None
     names = [each for each in (table.args.get("catalog"), table.args.get("db"), table.this) if each]
-    reference = table.this if alias is None else alias.this
     return Plain(
         text,
         dialect,
@@ -90,7 +104,17 @@ def plain(text: str, dialect: str) -> Plain | None:
         _called(tokens, end),
         reference.sql(dialect=dialect),
         end,
+        bool(joins),
     )
+
+
+def _is_of(column: Any, reference: Any, dialect: str) -> bool:
+    """Returns whether a column, or a star, names a table of a join."""
+    table = column.args.get("table")
+    if table is None:
+        return False
+    own, other = _folded(table, dialect), _folded(reference, dialect)
+    return own == other if dialect == "postgres" else own.lower() == other.lower()
 
 
 def _is_of_one_row(projection: Any, expressions: Any) -> bool:
@@ -136,6 +160,14 @@ def lone(text: str, dialect: str) -> bool:
     """Returns whether a query contains no other query."""
     tree = _parsed(text, dialect)
     return tree is not None and sum(1 for _ in tree.find_all(require("sqlglot.expressions", "sql").Query)) == 1
+
+
+def streams(text: str, dialect: str) -> bool:
+    """Returns whether a database can return the first rows of a query before it has computed all of them."""
+    e = require("sqlglot.expressions", "sql")
+    tree = _parsed(text, dialect)
+    blocking = (e.Group, e.Distinct, e.Order, e.AggFunc, e.Window, e.SetOperation)
+    return tree is not None and tree.find(*blocking) is None
 
 
 def _parsed(text: str, dialect: str) -> Any:

@@ -8,12 +8,12 @@ import os
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import StorageError, UnsupportedError
 from fastpipe.sql._adbc import SharedDatabase, Statements, without_transaction
-from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions, finite, fitted, keep_for_other
+from fastpipe.sql._engines import LEHMER, PRIME, Column, Engine, SessionPool, Sessions, finite, fitted, keep_for_other
 from fastpipe.sql._lineage import Plain, lone
 from fastpipe.sql._query import Parameters, Query, functions, require
 
@@ -82,7 +82,6 @@ class Postgres(Engine):
 
     name = "PostgreSQL"
     dialect = "postgres"
-    hash = "(hashint8({}::int8)::int8 & 2147483647)"
 
     def __init__(self, url: str, factory: Callable[[], Any] | None = None, token: str | None = None) -> None:
         self._url, self._factory, self._token = url, factory, token
@@ -91,13 +90,22 @@ class Postgres(Engine):
         self._statements = Statements()
         self._lock = threading.Lock()
 
+    def hashed(self, column: Column) -> str | None:
+        import pyarrow as pa
+
+        if pa.types.is_integer(column.type):
+            return LEHMER.format("CAST({} AS bigint)")
+        # A digest such as md5 takes four times as long. With the collation "C", equal bytes have equal hashes.
+        number = "hashfloat8({})" if pa.types.is_floating(column.type) else 'hashtext(CAST({} AS text) COLLATE "C")'
+        return f"(CAST({number} AS bigint) & {PRIME})"
+
     def key_text(self, column: str) -> str:
         return f"CAST({column} AS text)"
 
     def quotient(self, dividend: str, divisor: str) -> str:
         return f"div(CAST({dividend} AS numeric), CAST({divisor} AS numeric))"
 
-    def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
+    def widths(self, derived: str, column: str, low: int, width: int, number: int, *, joined: bool) -> str:
         # Distances may exceed bigint, but numeric is slow.
         exact = "bigint" if width * number < 1 << 62 else "numeric"
         stretch = f"div({column}::numeric - ({low})::numeric, {width})" if exact == "numeric" else None
@@ -312,7 +320,7 @@ class Postgres(Engine):
         with self._statements.run(session, sql) as reader:
             return finite(fitted(reader.read_all(), columns), _FIRST_DAY)
 
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         import pyarrow as pa
 
         with self._statements.run(session, sql) as reader:

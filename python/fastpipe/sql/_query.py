@@ -157,15 +157,18 @@ class Query(NamedTuple):
     Attributes:
         text: The query as the user wrote it.
         parameters: The values of its placeholders.
+        limit: The number of rows to read, the first ones that the database returns; None for all rows.
     """
 
     text: str
     parameters: Parameters = None
+    limit: int | None = None
 
     @property
     def derived(self) -> str:
         """The query as a derived table named q. It is on separate lines because it may end with a comment."""
-        return f"(\n{self.text}\n) AS q"
+        whole = f"(\n{self.text}\n) AS q"
+        return whole if self.limit is None else f"(SELECT * FROM {whole} LIMIT {self.limit}) AS q"
 
 
 def require(module: str, extra: str) -> Any:
@@ -220,7 +223,8 @@ def not_repeatable(reason: str) -> UnsupportedError:
     """Returns the error for a query that may return other rows each time."""
     return _refused(
         f"the query may return other rows each time it is run: {reason}. Its partitions could overlap or miss rows. "
-        "Remove that part of the query, or read it once into files: materialize='directory'"
+        "Remove that part of the query, or read it once into files: materialize='directory'. Statistics of the first "
+        "rows don't need partitions: fastpipe.sql.describe(query, connection, rows=10_000)"
     )
 
 

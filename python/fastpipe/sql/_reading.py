@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, cast
 
 from fastpipe._arguments import shown, within
 from fastpipe._arrow.schema import require_pyarrow
@@ -22,9 +22,10 @@ from fastpipe.errors import FastpipeError, StorageError, in_file
 from fastpipe.specs import Spec
 from fastpipe.specs._requests import FeatureRequest
 from fastpipe.sql._connecting import engine_of
-from fastpipe.sql._engines import Column, Engine, Sessions
-from fastpipe.sql._plan import PlannedQuery, SqlPlan, partition_text, planned
+from fastpipe.sql._engines import Column, Engine, Sessions, selected
+from fastpipe.sql._plan import METHODS, Method, PlannedQuery, SqlPlan, columns_of, partition_text, planned
 from fastpipe.sql._query import Parameters, Query, checked
+from fastpipe.sql._result import check_features, schema_of
 from fastpipe.units._data import fetches, reader_of, threads_of
 from fastpipe.units._files import Files
 from fastpipe.units._parquet import ParquetUnits
@@ -65,14 +66,10 @@ class SqlUnits:
         self._choose(columns)
 
     def _choose(self, columns: Sequence[str] | None) -> None:
-        import pyarrow as pa
-
         self._names = columns
         wanted = self._planned.columns
         self._columns: list[Column] = wanted if columns is None else [c for c in wanted if c.name in set(columns)]
-        self.schema: pa.Schema = pa.schema(
-            [pa.field(column.name, column.type, column.nullable) for column in self._columns]
-        )
+        self.schema = schema_of(self._columns)
 
     def select(self, columns: list[str]) -> SqlUnits:
         """Returns the same units with only the given columns."""
@@ -99,9 +96,8 @@ class SqlUnits:
 
     def read(self, unit: int) -> pa.Table:
         """Reads the rows of a partition."""
-        selected = ", ".join(column.read.format(self._engine.quote(column.name)) for column in self._columns)
-        planned = self._planned
-        text = partition_text(planned.source, selected, self._partitions[unit].predicate, planned.order)
+        names, planned = selected(self._engine, self._columns), self._planned
+        text = partition_text(planned.source, names, self._partitions[unit].predicate, planned.order)
         name = self.name(unit)
         with self._engine.errors(name), self._open().borrow() as session:
             table = self._engine.read(session, text, self._query.parameters, self._columns, self.rows[unit])
@@ -171,6 +167,19 @@ def interruptible(work: Callable[[], _T], cancel: Callable[[], None]) -> _T:
     return results.pop()
 
 
+def checked_split(method: object, preferred_rows: object) -> tuple[Method, int | None]:
+    """Returns the arguments `method` and `preferred_rows`.
+
+    Raises:
+        TypeError: If the number of rows is not an integer.
+        ValueError: If an argument is out of range.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be 'auto', 'range' or 'hash'; got {shown(method)}")
+    rows: Any = preferred_rows
+    return cast("Method", method), None if rows is None else within("preferred_rows", rows, 1, 2**32 - 1)
+
+
 By: TypeAlias = "str | Sequence[str] | None"
 
 _MOST = 1 << 16
@@ -214,7 +223,7 @@ def checked_partitions(num_partitions: object) -> int | None:
 _GROUP_ROWS = 1 << 17
 
 
-def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
+def written(engine: Engine, query: Query, directory: str, digest: str, request: FeatureRequest) -> str:
     """Writes a result to a Parquet file, unless the file already exists.
 
     Several processes may call this at the same time. Each process writes its own temporary file, and the first complete
@@ -225,6 +234,7 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
         query: The query, which is run once.
         directory: The directory of the file, which is created if necessary.
         digest: The name of the file, without its suffix.
+        request: The features to read, which are checked before the query is run.
 
     Returns:
         The path of the file.
@@ -243,7 +253,7 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
         raise in_file(StorageError, directory, reason) from error
     os.close(handle)
     try:
-        _write(engine, query, unfinished)
+        _write(engine, query, unfinished, request)
         with contextlib.suppress(FileExistsError):
             os.link(unfinished, path)
     except OSError as error:
@@ -256,17 +266,17 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
     return path
 
 
-def _write(engine: Engine, query: Query, path: str) -> None:
+def _write(engine: Engine, query: Query, path: str, request: FeatureRequest) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
     sessions = engine.sessions(1, snapshot=True)
     try:
         with engine.errors("materializing the query"), sessions.borrow() as session:
-            columns = engine.columns(session, query)
+            columns = columns_of(engine, session, query)
+            check_features(columns, request)
             schema = pa.schema([(column.name, column.type) for column in columns])
-            selected = ", ".join(column.read.format(engine.quote(column.name)) for column in columns)
-            sql = f"SELECT {selected} FROM {query.derived}"
+            sql = f"SELECT {selected(engine, columns)} FROM {query.derived}"
             with pyarrow.parquet.ParquetWriter(path, schema) as writer:
                 for table in engine.stream(session, sql, query.parameters, columns):
                     writer.write_table(table, row_group_size=_GROUP_ROWS)
@@ -285,7 +295,9 @@ def read_sql(
     *,
     parameters: Parameters = None,
     by: By = None,
+    method: Literal["auto", "range", "hash"] = "auto",
     num_partitions: int | Literal["auto"] = "auto",
+    preferred_rows: int | None = None,
     snapshot: bool = True,
     materialize: str | os.PathLike[str] | None = None,
     features: Mapping[str, Spec] | None = None,
@@ -322,11 +334,16 @@ def read_sql(
         parameters: The values of the query's placeholders, in the notation of the database's library: `?` or `:name`
             (SQLite), `%s` or `%(name)s` (PostgreSQL with psycopg, MySQL), `?` or `$name` (DuckDB). Defaults to None: no
             placeholders.
-        by: The columns of the result in whose order the query is split. Defaults to an integer primary key of the
-            table, or else the two columns with the most distinct values.
-        num_partitions: The number of partitions, 1 to 65,536. "auto" (the default) chooses partitions of about 131,072
-            rows if a primary key finds them, or else about 1,048,576 rows, because each partition runs the whole query
-            again.
+        by: The columns of the result whose ranges or hash split the query. Defaults to an integer primary key of the
+            table, or else one or two columns with many distinct values.
+        method: How the query is split. "range" gives each partition the rows between two values of `by`. "hash" gives
+            it the rows whose hash of `by` has the same remainder: a row stays with the same predicate when rows are
+            added. "auto" (the default) uses ranges of `by` or of a primary key, or else a hash.
+        num_partitions: The number of partitions, 1 to 65,536. "auto" (the default) chooses it by `preferred_rows`; with
+            a hash, it is a power of two.
+        preferred_rows: The preferred number of rows of a partition if `num_partitions` is "auto", 1 to 2^32 - 1. By
+            default, 131,072 rows if a primary key finds them, or else 1,048,576 rows, because each partition runs the
+            whole query again.
         snapshot: Whether all partitions must see the same state of the database. If False, connections have no common
             snapshot. Defaults to True.
         materialize: A directory, to which the result is written once as Parquet files that are then read. An existing
@@ -350,8 +367,9 @@ def read_sql(
         ImportError: If a library isn't installed. The message names the package to install.
         MissingFileError: If the database is a file that does not exist.
         StorageError: If the database fails. While reading, also if rows changed and there is no snapshot.
-        SchemaError: If a column does not exist, appears twice, or has values of several types (SQLite), or if
-            `overrides` names a column that isn't read.
+        SchemaError: If a column does not exist, appears twice, or has values of several types (SQLite), if a spec
+            doesn't fit its column, or if `overrides` names a column that isn't read. Columns and specs are checked
+            before the query is planned.
         UnsupportedError: If the query may return other rows each time (random(), LIMIT without ORDER BY, the current
             time), or a type is not supported. The message suggests a replacement.
         TypeError: If an argument has the wrong type.
@@ -372,6 +390,7 @@ def read_sql(
     request = FeatureRequest.of(features, columns, overrides)
     require_pyarrow()
     keys, parts = checked_by(by), checked_partitions(num_partitions)
+    how, preferred = checked_split(method, preferred_rows)
     engine = engine_of(connection)
     wanted = checked(query, parameters, engine.dialect, once=materialize is not None)
     at_once = fetches(num_fetches, threads_of(settings) if engine.dialect == "sqlite" else _FETCHES)
@@ -380,7 +399,7 @@ def read_sql(
 
         def write() -> str:
             key = f"{engine.identity()}\0{wanted.text}\0{wanted.parameters!r}"
-            return written(engine, bound, os.fspath(materialize), digest(key.encode()))
+            return written(engine, bound, os.fspath(materialize), digest(key.encode()), request)
 
         path = interruptible(write, engine.cancel)
         files = Files(None)
@@ -392,7 +411,9 @@ def read_sql(
         try:
             sessions.prepare()
             with sessions.planner() as session:
-                return sessions, planned(engine, session, bound, keys, parts, None)
+                found = columns_of(engine, session, bound)
+                check_features(found, request)
+                return sessions, planned(engine, session, bound, found, keys, parts, preferred, how)
         except BaseException:
             sessions.close()
             raise
@@ -412,6 +433,7 @@ def partition_sql(
     *,
     parameters: Parameters = None,
     by: By = None,
+    method: Literal["auto", "range", "hash"] = "auto",
     num_partitions: int | Literal["auto"] = "auto",
     preferred_rows: int | None = None,
 ) -> SqlPlan:
@@ -423,8 +445,11 @@ def partition_sql(
             `mysql+pymysql://…`), a SQLAlchemy Engine, a duckdb connection, or a function that returns an Engine or an
             ADBC connection.
         parameters: The values of the query's placeholders. Defaults to None.
-        by: The columns of the result in whose order the query is split. By default, they are chosen automatically.
-        num_partitions: The number of partitions, 1 to 65,536. Defaults to "auto".
+        by: The columns of the result whose ranges or hash split the query. By default, they are chosen automatically.
+        method: "range", "hash" or "auto" (the default): ranges of `by` or of a primary key, or else a hash. See
+            `read_sql`. SQLite hashes only integers.
+        num_partitions: The number of partitions, 1 to 65,536. Defaults to "auto", which chooses it by `preferred_rows`.
+            With a hash, it is then a power of two.
         preferred_rows: The preferred number of rows of a partition if `num_partitions` is "auto", 1 to 2^32 - 1. By
             default, 131,072 rows if a primary key finds them, or else 1,048,576 rows.
 
@@ -432,7 +457,8 @@ def partition_sql(
         The plan. `print(plan)` shows the number of rows of each partition, and where the query is split.
 
     Raises:
-        ValueError: If a number is out of range.
+        UnsupportedError: If the database can't hash a column with `method="hash"`.
+        ValueError: If an argument is out of range.
         FastpipeError: If the query can't be read; `read_sql` lists the errors.
 
     Example:
@@ -448,11 +474,15 @@ def partition_sql(
         ---------  ----  -----------
                 0   496  "id" < 497
                 1   504  "id" >= 497
+        >>> plan = fastpipe.sql.partition_sql(
+        ...     "SELECT age FROM users", "sqlite:///users.db", method="hash", num_partitions=4
+        ... )
+        >>> plan.by, [part.rows for part in plan.partitions]
+        (('id',), [250, 250, 250, 250])
     """
     require_pyarrow()
     keys, parts = checked_by(by), checked_partitions(num_partitions)
-    if preferred_rows is not None:
-        within("preferred_rows", preferred_rows, 1, 2**32 - 1)
+    how, preferred = checked_split(method, preferred_rows)
     engine = engine_of(connection)
     bound = engine.bind(checked(query, parameters, engine.dialect))
 
@@ -460,7 +490,8 @@ def partition_sql(
         sessions = engine.sessions(1, snapshot=True)
         try:
             with sessions.planner() as session:
-                return planned(engine, session, bound, keys, parts, preferred_rows).plan
+                found = columns_of(engine, session, bound)
+                return planned(engine, session, bound, found, keys, parts, preferred, how).plan
         finally:
             sessions.close()
 

@@ -6,12 +6,12 @@ import contextlib
 import datetime
 import decimal
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import shown
 from fastpipe.errors import SchemaError, UnsupportedError
-from fastpipe.sql._engines import Column, Engine, OneSession, Sessions
+from fastpipe.sql._engines import PRIME, Column, Engine, OneSession, Sessions
 from fastpipe.sql._query import Parameters, Query, require
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _STREAMED = 1 << 16
 # text.
 _FLOAT, _BIGINT, _DECIMAL = 4, 8, 246
 _COMPARED_AS_TEXT = (245, 254)
+# TINYINT, SMALLINT, INT, BIGINT and MEDIUMINT, and the kind of their columns.
+_INTEGERS, _INTEGER = (1, 2, 3, 8, 9), "integer"
 _PLAIN_TEXT = re.compile(r"[\w .,:;/+-]*", re.ASCII)
 
 # SQLAlchemy's names of dialects, with sqlglot's names.
@@ -77,6 +79,15 @@ class Alchemy(Engine):
         # hexadecimal.
         return f"'{text}'" if _PLAIN_TEXT.fullmatch(text) else f"_utf8mb4 x'{text.encode().hex()}'"
 
+    def hashed(self, column: Column) -> str | None:
+        if column.kind == _INTEGER:
+            return f"MOD(ABS(MOD({{}}, {PRIME})) * 1583458089, {PRIME})"
+        return f"MOD(CRC32({{}}), {PRIME})"
+
+    def remainder(self, dividend: str, divisor: int) -> str:
+        # Drivers that format queries would need a doubled percent sign.
+        return f"MOD({dividend}, {divisor})"
+
     def key_text(self, column: str) -> str:
         return f"CASE WHEN {column} IS NULL THEN NULL ELSE CAST({column} AS CHAR) END"
 
@@ -124,7 +135,9 @@ class Alchemy(Engine):
                 column = self.quote(name)
                 sql = f"SELECT {column} FROM {query.derived} WHERE {column} IS NOT NULL LIMIT 1"
                 values[i] = [row[0] for row in self._run(session, sql, query.parameters)]
-        found = [self._column(*each) for each in zip(names, values, codes, strict=True)]
+        columns = [self._column(*each) for each in zip(names, values, codes, strict=True)]
+        # Hashes depend on the declared type, because the first rows may change.
+        found = [c._replace(kind=_INTEGER if code in _INTEGERS else "") for c, code in zip(columns, codes, strict=True)]
         return [c._replace(type=pa.uint64()) if c.name in unsigned else c for c in found]
 
     def _unsigned(self, session: Any, query: Query, names: list[str]) -> set[str]:
@@ -168,7 +181,7 @@ class Alchemy(Engine):
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
         return _table(self._run(session, sql, parameters).fetchall(), columns)
 
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         result = self._run(session, sql, parameters)
         while rows := result.fetchmany(_STREAMED):
             yield _table(rows, columns)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import pairwise
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -49,9 +49,6 @@ class Sqlite(Engine):
 
     name = "SQLite"
     dialect = "sqlite"
-    # Lehmer's generator, with a multiplier of P. L'Ecuyer, Tables of Linear Congruential Generators, Math. Comp. 1999.
-    # Products stay below 2^63, above which SQLite would continue with floats.
-    hash = "((abs({} % 2147483647) * 1583458089) % 2147483647)"
 
     def __init__(self, path: str, factory: Callable[[], Any] | None = None) -> None:
         self._path, self._factory, self._statements = path, factory, Statements()
@@ -71,7 +68,10 @@ class Sqlite(Engine):
     def key_text(self, column: str) -> str:
         return f"CASE typeof({column}) WHEN 'text' THEN '{_TEXT}' || {column} ELSE quote({column}) END"
 
-    def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
+    def widths(self, derived: str, column: str, low: int, width: int, number: int, *, joined: bool) -> str:
+        if joined:
+            ranges = f"SELECT ({column} - ({low})) / {width} AS s FROM q"
+            return f"{derived} SELECT s, count(*) FROM ({ranges}) AS w GROUP BY s"
         # This takes a fifth of the time of GROUP BY, because rows are only skipped.
         cuts: list[Cut] = [(str(low + i * width),) for i in range(1, number)]
         bounds = (between([column], *edge, nulls=False) or "1" for edge in pairwise([None, *cuts, None]))
@@ -260,7 +260,7 @@ class Sqlite(Engine):
         with _of_one_type(columns), self._statements.run(session, sql, parameters, **_rows(rows + 1)) as reader:
             return _typed(reader.read_all(), columns)
 
-    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Generator[pa.Table]:
         import pyarrow as pa
 
         # The first row has a value of each column's type, because columns may begin with any number of NULLs.

@@ -20,6 +20,7 @@ from fastpipe._reader.sampling import in_file_order, sample
 from fastpipe._text import clean, plural, table
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import SchemaError, StateError, UnsupportedError
+from fastpipe.specs import Spec
 from fastpipe.statistics._accumulator import Accumulator, Kind
 from fastpipe.statistics._counts import require_datasketches
 from fastpipe.statistics._feature import FeatureStatistics
@@ -292,18 +293,37 @@ def describe(
     require_pyarrow()
     limit = within("exact_values", exact_values, 1, 2**31)
     chosen = reader if rows is None else sample(in_file_order(reader), rows, seed=seed)
-    features: dict[str, Accumulator | None] = dict.fromkeys(reader.features)
-    categories, seen = reader.categories, 0
-    for batch in _rows_once(chosen, progress=flag("progress", progress)):
+    batches = _rows_once(chosen, progress=flag("progress", progress))
+    return described(batches, reader.features, reader.categories, exact_values=limit)
+
+
+def described(
+    batches: Iterable[Mapping[str, Any]],
+    specs: Mapping[str, Spec],
+    categories: Mapping[str, Sequence[str]],
+    *,
+    exact_values: int,
+) -> Description:
+    """Returns statistics of the features in batches.
+
+    Args:
+        batches: The batches, with at least one column.
+        specs: The specs of the features.
+        categories: The categories of features of codes.
+        exact_values: Maximum number of distinct values that are counted exactly.
+    """
+    features: dict[str, Accumulator | None] = dict.fromkeys(specs)
+    seen = 0
+    for batch in batches:
         seen += _rows(batch)
         for name, form in batch.items():
             if name in features:
                 features[name] = added(
                     features[name],
                     form,
-                    exact_values=limit,
+                    exact_values=exact_values,
                     categories=categories.get(name),
-                    nan_is_null=reader.features[name]._nan_is_null,
+                    nan_is_null=specs[name]._nan_is_null,
                 )
     return Description._of({name: found for name, found in features.items() if found is not None}, seen)
 
@@ -325,5 +345,5 @@ def _rows_once(reader: Reader, *, progress: bool) -> Iterator[dict[str, Any]]:
         yield from once
 
 
-def _rows(batch: dict[str, Any]) -> int:
+def _rows(batch: Mapping[str, Any]) -> int:
     return len(next(iter(batch.values())))
