@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fastpipe.specs._requests import FeatureRequest
@@ -27,7 +28,8 @@ class TableUnit:
     """
 
     def __init__(self, table: pa.Table) -> None:
-        self._table, self.schema, self.rows = table, table.schema, [table.num_rows]
+        self._table, self.schema = table, table.schema
+        self.rows: Sequence[int] = [table.num_rows]
 
     def read(self, unit: int) -> pa.Table:
         """Returns the rows."""
