@@ -478,7 +478,7 @@ def partition_sql(
         ...     "SELECT age FROM users", "sqlite:///users.db", method="hash", num_partitions=4
         ... )
         >>> plan.by, [part.rows for part in plan.partitions]
-        (('id',), [250, 250, 250, 250])
+        (('id',), [246, 250, 252, 252])
     """
     require_pyarrow()
     keys, parts = checked_by(by), checked_partitions(num_partitions)
