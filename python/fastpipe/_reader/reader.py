@@ -1006,7 +1006,7 @@ class Reader:
         Args:
             host: Address to listen on. By default, only processes of this machine can connect.
             port: Port to listen on; 0 for any free port. Defaults to 0.
-            **options: Options of `fastpipe.service.Server`: `token`, `tls`, `client_ca`, `max_passes`, `keep`,
+            **options: Options of `fastpipe.service.Server`: `token`, `tls`, `client_ca`, `max_passes`, `cache_bytes`,
                 `memory_limit`, `max_requests`, `metrics_port`, `metrics_host`.
 
         Returns:

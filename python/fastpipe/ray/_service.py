@@ -213,7 +213,7 @@ def serve(
             restarts a dead server without limit (`max_restarts=-1`). A server uses one thread per CPU that Ray
             assigns to it, unless the reader sets `num_threads`.
         token: Token that clients must send. Defaults to a random token.
-        **options: Further arguments of `fastpipe.service.Server`: `tls`, `client_ca`, `max_passes`, `keep`,
+        **options: Further arguments of `fastpipe.service.Server`: `tls`, `client_ca`, `max_passes`, `cache_bytes`,
             `memory_limit`, `max_requests`.
 
     Returns:
