@@ -52,11 +52,10 @@ def test_the_union_of_partitions_is_the_result(database: sql_databases.Database,
             for parts, method in PLANS:
                 try:
                     plan, asked, *_ = planned(engine, session, wanted, known, None, parts, None, method)
-                except fastpipe.errors.UnsupportedError as error:
+                except fastpipe.errors.UnsupportedError:
                     # A key of a table that the query doesn't return can be hashed, too.
                     assert method == "hash", text
                     assert not any(map(engine.hashed, known)), text
-                    assert "no column that SQLite can hash" in str(error)
                     continue
                 assert len(plan.partitions) <= parts
                 assert plan.rows == whole.total(), text
