@@ -65,10 +65,10 @@ def make_avro_record_dataset(
         reader_schema: A schema to which the schemas of all files are resolved, as in `read_avro`. Defaults to None:
             each file is read with its own schema.
         reader_buffer_size: Number of bytes, at least 1. It is checked, but has no effect: blocks are read as a whole.
-        num_epochs: Number of epochs, at least 1. Defaults to None, which repeats the data forever.
+        num_epochs: Number of epochs, 1 to 2^31 - 1. Defaults to None, which repeats the data forever.
         shuffle: Whether to shuffle the rows, as with `shuffle=True` of `read_avro`. Defaults to True.
-        shuffle_buffer_size: Number of rows that are shuffled together, at least 1. Defaults to 10,000. It has no effect
-            without `shuffle`.
+        shuffle_buffer_size: Number of rows that are shuffled together, 1 to 2^31 - 1. Defaults to 10,000. It has no
+            effect without `shuffle`.
         shuffle_seed: Seed of the shuffle, 0 to 2^64 - 1. Defaults to a random seed. It has no effect without `shuffle`.
         prefetch_buffer_size: Number of batches that TensorFlow prefetches, in addition to those that fastpipe
             prefetches. Defaults to `tf.data.AUTOTUNE`. 0 disables TensorFlow's prefetch.
@@ -107,11 +107,14 @@ def make_avro_record_dataset(
     if reader_buffer_size is not None:
         within("reader_buffer_size", reader_buffer_size, 1, 2**63 - 1)
     wanted = _wanted(features)
+    if num_epochs is not None:
+        within("num_epochs", num_epochs, 1, 2**31 - 1)
     drop = flag("drop_final_batch", drop_final_batch) or num_epochs is None
     order: dict[str, Any] = {}
     if flag("shuffle", shuffle):
         rows = _SHUFFLE_BUFFER if shuffle_buffer_size is None else shuffle_buffer_size
-        order = {"shuffle": True, "shuffle_buffer": rows, "seed": shuffle_seed}
+        buffer = within("shuffle_buffer_size", rows, 1, LARGEST_BATCH)
+        order = {"shuffle": True, "shuffle_buffer": buffer, "seed": shuffle_seed}
     once = num_epochs == 1
     reader = read_avro(
         sorted(expand(_patterns(file_pattern))),
