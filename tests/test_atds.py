@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,11 @@ def test_features_check_themselves(kind: Any, shape: Any, dtype: Any, message: s
         ({"features": None}, ValueError, "ATDS feature configuration as value but found None."),
         ({"features": {"id": tf.int64}}, ValueError, "Unknown ATDS feature configuration <dtype: 'int64'>. Only "),
         ({"filenames": None}, ValueError, "Attempt to convert a value (None) with an unsupported type"),
+        (
+            {"filenames": tf.data.Dataset.from_tensor_slices(["a"])},
+            ValueError,
+            "to a Tensor. filenames must be a scalar or a vector of strings: pass list(filenames.as_numpy_iterator())",
+        ),
         ({"filenames": [["a"]]}, INVALID, "`filenames` must be a scalar or a vector."),
         ({"fill": {"absent": 1}}, ValueError, "fill names ['absent']"),
     ],
@@ -138,6 +144,15 @@ def test_every_epoch_has_every_row_once(files: list[str], shuffle: int, batch_si
     assert len({tuple(order) for order in orders}) == (20 if shuffle else 1)
     for threads in (2, 4, tf.data.AUTOTUNE):
         assert epochs(threads, 5) == orders[:5]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of the process in /proc")
+def test_threads_are_limited_to_the_processors(files: list[str]) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    batches = iter(ATDSDataset(files, 1, ID, num_parallel_calls=4000))
+    next(batches)
+    # TensorFlow starts threads, too.
+    assert len(os.listdir("/proc/self/task")) - before < 100 + 4 * (os.cpu_count() or 1)
 
 
 def test_it_works_within_interleave(files: list[str], caplog: pytest.LogCaptureFixture) -> None:

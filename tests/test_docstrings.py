@@ -108,7 +108,8 @@ def test_all_public_functions_and_classes_have_an_example() -> None:
     "name",
     [
         *("torch.dataset", "torch.DataLoader", "torch.collate", "torch.item_rng", "torch.worker_info"),
-        *("jax.iterator", "tf.dataset", "tf.parse_avro", "cuda.fill", "xgboost.data_iter", "service.Server"),
+        *("tf.dataset", "tf.parse_avro", "tf.make_avro_record_dataset", "tf.AvroRecordDataset"),
+        *("jax.iterator", "cuda.fill", "xgboost.data_iter", "service.Server"),
         *("metrics.prometheus", "metrics.opentelemetry", "metrics.Scalars"),
         *("ray.dataset", "ray.shard", "ray.serve", "ray.LeaseWorkers"),
     ],

@@ -171,7 +171,7 @@ def test_var_len_matches_parse_example() -> None:
 @pytest.mark.parametrize(
     ("feature", "raised", "told"),
     [
-        (tf.io.SparseFeature("i", "v", tf.float32, 3), TypeError, "use SparseSpec"),
+        (tf.io.SparseFeature("i", "v", tf.float32, [3, 4]), ValueError, "size must have one number per index_key"),
         (tf.io.FixedLenSequenceFeature([], tf.float32), TypeError, "expected a DenseSpec"),
         ("float32", TypeError, "expected a DenseSpec"),
         (tf.io.RaggedFeature(tf.float32, partitions=[tf.io.RaggedFeature.RowSplits("s")]), ValueError, "RaggedSpec"),

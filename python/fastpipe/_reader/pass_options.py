@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -59,6 +60,13 @@ class PassOptions:
             prefetch=None if prefetch is None else _prefetch(prefetch),
             memory_limit=None if memory_limit is None else memory_size("memory_limit", memory_limit),
         )
+
+
+def available_processors() -> int:
+    """Returns the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _prefetch(prefetch: int) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,9 +19,8 @@ import tensorflow as tf
 from fastpipe._arguments import shown
 from fastpipe._fastpipe import register_tensorflow_parser
 from fastpipe.avro._messages import MessageDecoder, json_of
-from fastpipe.specs import DenseSpec, Features, RaggedSpec, Spec
-from fastpipe.specs._vocabularies import described as indices_described
 from fastpipe.specs._vocabularies import in_form
+from fastpipe.tf._features import Wanted
 from fastpipe.tf._forms import Array, Coordinates, Node, columns_of
 from fastpipe.tf._passes import Layout, op, unconverted
 
@@ -47,7 +46,11 @@ def parse_avro(serialized: Any, schema: Any, features: Mapping[str, Any] | None 
                   `fastpipe.tf.dataset`.
                 - `tf.io.FixedLenFeature`: a Tensor `[n, *shape]`, whose `default_value` replaces nulls.
                 - `tf.io.VarLenFeature`, and tensorflow-io's `VarLenFeatureWithRank`: nested arrays as a SparseTensor.
+                - `tf.io.SparseFeature`: an array of records as a SparseTensor `[n, *size]`. `index_key` and `value_key`
+                  name fields of its records, or with a leading `@` arrays.
                 - `tf.io.RaggedFeature` without partitions: arrays as a RaggedTensor. `value_key` names the field.
+
+            Names of features of `tf.io` may contain `[*]`, tensorflow-io's sign for all items of an array.
 
     Returns:
         A dict from feature name to tensor, with one row for each record.
@@ -75,31 +78,16 @@ def parse_avro(serialized: Any, schema: Any, features: Mapping[str, Any] | None 
     return values
 
 
-class _Wanted(NamedTuple):
-    """A requested feature.
-
-    Attributes:
-        spec: Spec to read.
-        shape: Shape of a row, if nested arrays are read as coordinates. Otherwise None.
-        splits: Dtype of the row splits, if it isn't int64. Otherwise None.
-    """
-
-    spec: Spec
-    shape: tuple[int | None, ...] | None = None
-    splits: tf.DType | None = None
-
-
 class _Parser:
     """A compiled schema with features."""
 
-    def __init__(self, number: int, schema: str, wanted: Mapping[str, _Wanted] | None) -> None:
-        specs = None if wanted is None else {name: feature.spec for name, feature in wanted.items()}
-        decoder = MessageDecoder(schema, features=specs)
-        self._wanted = {} if wanted is None else wanted
+    def __init__(self, number: int, schema: str, wanted: Wanted | None) -> None:
+        decoder = MessageDecoder(schema, features=None if wanted is None else wanted.specs)
+        self._wanted = Wanted({}) if wanted is None else wanted
         # Features of the decoder don't contain the layout of sparse features.
-        features = decoder.features if specs is None else in_form(Features(specs), decoder._handle.features)
+        features = decoder.features if wanted is None else in_form(wanted.specs, decoder._handle.features)
         self._columns: dict[str, Node] = columns_of(features, lambda: decoder([]))
-        for name, feature in self._wanted.items():
+        for name, feature in self._wanted.read.items():
             if feature.shape is not None:
                 dtype = self._columns[name].parts(None)[-1].dtype
                 self._columns[name] = Coordinates(Array(dtype, ()), feature.shape, nested=True)
@@ -121,10 +109,7 @@ class _Parser:
             # The shapes of other tensors follow from their parts.
             if isinstance(value, tf.SparseTensor):
                 value.set_shape(spec.shape)
-        for name, feature in self._wanted.items():
-            if feature.splits is not None:
-                values[name] = values[name].with_row_splits_dtype(feature.splits)
-        return values
+        return self._wanted.finish(values)
 
     @functools.cached_property
     def eager(self) -> Any:
@@ -138,10 +123,8 @@ _lock = threading.Lock()
 
 
 def _parser(schema: str, features: Mapping[str, Any] | None) -> _Parser:
-    wanted = None if features is None else _wanted(features)
-    described = wanted and [(name, kind.spec._lower(), kind.shape, kind.splits) for name, kind in wanted.items()]
-    looked_up = wanted and indices_described(Features({name: kind.spec for name, kind in wanted.items()}))
-    key = repr((schema, described, looked_up))
+    wanted = None if features is None else Wanted(features)
+    key = repr((schema, wanted and wanted.key))
     with _lock:
         if key not in _parsers:
             # 63 bits, because int64 has no more. With a thousand parsers, the probability of a collision is 1 in
@@ -166,74 +149,6 @@ def _records(serialized: Any) -> tf.Tensor:
     if serialized.dtype != tf.string:
         raise TypeError(f"serialized must be a tensor of strings; got {serialized.dtype.name}")
     return serialized
-
-
-def _wanted(features: Any) -> dict[str, _Wanted]:
-    if not isinstance(features, Mapping):
-        Features(features)  # Raises the error for features of another type.
-    found = {}
-    for name, feature in features.items():
-        try:
-            found[name] = _feature(feature)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"feature {name!r}: {error}") from None
-    Features({name: feature.spec for name, feature in found.items()})
-    return found
-
-
-def _feature(feature: Any) -> _Wanted:
-    if isinstance(feature, Spec):
-        return _Wanted(feature)
-    if isinstance(feature, tf.io.FixedLenFeature):
-        dtype = _dtype(feature.dtype)
-        shape = tuple(tf.TensorShape(feature.shape).as_list())
-        return _Wanted(DenseSpec(shape, dtype, fill=_fill(feature.default_value, dtype)))
-    if isinstance(feature, tf.io.RaggedFeature):
-        if feature.partitions:
-            raise ValueError("partitions aren't supported: use RaggedSpec for nested arrays, with a None per level")
-        spec = RaggedSpec((None,), _dtype(feature.dtype), field=feature.value_key)
-        splits = tf.as_dtype(feature.row_splits_dtype)
-        return _Wanted(spec, splits=None if splits == tf.int64 else splits)
-    # tensorflow-io's class isn't a subclass and isn't imported here.
-    if isinstance(feature, tf.io.VarLenFeature) or type(feature).__name__ == "VarLenFeatureWithRank":
-        shape = (None,) * getattr(feature, "rank", 1)
-        return _Wanted(RaggedSpec(shape, _dtype(feature.dtype)), shape)
-    if isinstance(feature, tf.io.SparseFeature):
-        raise TypeError(
-            "tf.io.SparseFeature, which reads two fields, is not supported: use SparseSpec for a record of both, or "
-            "combine two tf.io.RaggedFeature"
-        )
-    raise TypeError(
-        "expected a DenseSpec, RaggedSpec or SparseSpec, or a tf.io.FixedLenFeature, VarLenFeature or RaggedFeature; "
-        f"got {shown(feature)}"
-    )
-
-
-def _dtype(dtype: Any) -> str:
-    kind = tf.as_dtype(dtype)
-    return "bytes" if kind == tf.string else str(kind.name)
-
-
-def _fill(default: Any, dtype: str) -> Any:
-    """Returns the single value that replaces all nulls."""
-    if default is None:
-        return None
-    values = list(_flat(default))
-    if not values or any(value != values[0] for value in values):
-        raise ValueError(f"default_value must be a single value for all items; got {shown(default)}")
-    return values[0].encode() if dtype == "bytes" and isinstance(values[0], str) else values[0]
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    if isinstance(values, tf.Tensor):
-        values = values.numpy()
-    if isinstance(values, np.ndarray | np.generic):
-        values = values.tolist()
-    if isinstance(values, list | tuple):
-        for value in values:
-            yield from _flat(value)
-    else:
-        yield values
 
 
 tf.no_gradient(_OP)

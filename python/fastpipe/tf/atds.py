@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
 from fastpipe._reader.ordering import LARGEST_BATCH, Ordering
-from fastpipe._reader.pass_options import PassOptions
+from fastpipe._reader.pass_options import PassOptions, available_processors
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import MissingFileError, SchemaError
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
@@ -66,15 +66,18 @@ class ATDSDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no t
 
     Args:
         filenames: Scalar or vector of dtype tf.string. It may be symbolic, so the dataset can be built in `interleave`.
-            Files on TensorFlow's own file systems (`gs://`, `hdfs://`) are copied to a temporary folder first.
+            For a `tf.data.Dataset` of names, pass `list(filenames.as_numpy_iterator())`, since tensorflow-io rejects it
+            as well. Files on TensorFlow's own file systems (`gs://`, `hdfs://`) are copied to a temporary folder first.
         batch_size: Number of rows per batch, at least 1.
         features: Features to read, by the name of the field.
         drop_remainder: Whether to drop a last batch with fewer rows. Defaults to False.
-        reader_buffer_size: Validated, at least 1, but unused: fastpipe reads whole blocks. Defaults to 131072.
+        reader_buffer_size: Number of bytes, at least 1. It is checked, but has no effect: blocks are read as a whole,
+            and more read-ahead doesn't make local files faster. Defaults to 131072.
         shuffle_buffer_size: Number of records to draw from in addition to those of the batch, block by block (as with
             `shuffle="block"` of `read_avro`). Each iteration has another order. Defaults to 0, which doesn't shuffle.
-        num_parallel_calls: Number of threads. `tf.data.AUTOTUNE` uses as many threads as improve throughput. The order
-            of the rows doesn't depend on it. Defaults to 1.
+        num_parallel_calls: Number of threads, at most the number of processors that the process may use: larger
+            numbers mean this number. `tf.data.AUTOTUNE` uses as many threads as improve throughput. The order of the
+            rows doesn't depend on it. Defaults to 1.
         seed: Seed of the shuffle, 0 to 2^64 - 1. The same seed gives the same orders. Defaults to a random seed.
         fill: Values that replace nulls, by the name of the feature. Other nulls raise errors.
 
@@ -110,6 +113,12 @@ class ATDSDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no t
         fills = dict(fill or {})
         if unknown := sorted(fills.keys() - features.keys()):
             raise ValueError(f"fill names {unknown}, which aren't in features")
+        if isinstance(filenames, tf.data.Dataset):
+            raise ArgumentTypeError(
+                f"Attempt to convert a value ({filenames!r}) with an unsupported type ({type(filenames)}) to a Tensor. "
+                "filenames must be a scalar or a vector of strings: pass list(filenames.as_numpy_iterator()), or build "
+                "the dataset of each file in filenames.flat_map"
+            )
         files = _tensor("filenames", filenames, tf.string)
         if files.shape.rank not in (None, 0, 1):
             raise _invalid(f"`filenames` must be a scalar or a vector. Its shape is {files.shape}.")
@@ -221,9 +230,8 @@ class _Source(Source):
             shuffle_buffer=min(shuffle + batch_size, LARGEST_BATCH) if shuffle else None,
             seed=self._seed,
         )
-        running = PassOptions.checked(
-            num_threads="auto" if threads < 0 else min(threads, _MOST_THREADS), prefetch=None, memory_limit=None
-        )
+        threads = min(threads, available_processors())
+        running = PassOptions.checked(num_threads="auto" if threads < 0 else threads, prefetch=None, memory_limit=None)
         # A reader has one pass at a time, but iterations of a dataset may overlap.
         reader = Reader._of(data, ordering=ordering, running=running, progress=False, epochs=1)
         reader.set_epoch(_next_epoch(self.number, paths))
@@ -272,9 +280,6 @@ def _restored(description: bytes) -> _Source:
 
 _WORD = b"atds"
 restorers[_WORD] = _restored
-
-
-_MOST_THREADS = 4096
 
 
 def _node(feature: Feature) -> Node:

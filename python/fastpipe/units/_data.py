@@ -23,6 +23,7 @@ from fastpipe._locations import UnitLocation
 from fastpipe._reader.dataset import LARGEST_WINDOW, BaseDataset, SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
+from fastpipe._reader.pass_options import available_processors
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import SchemaError, ShapeError
@@ -505,6 +506,4 @@ def threads_of(settings: Settings) -> int:
     wanted = settings.running.num_threads
     if isinstance(wanted, int):
         return wanted
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return available_processors()
