@@ -140,14 +140,14 @@ def test_unread_batches_are_dropped() -> None:
     rows = [np.arange(row, row + 50) for row in range(40)]
     loader = DataLoader(Rows(rows), 2, collate_fn=listed, persistent_workers=True, prefetch_factor=8, **THREADS)
     next(iter(loader))
-    batches = loader._iterator._thread_batches
+    batches = loader._iterator._delivery.thread_batches
     gone, copies = weakref.ref(batches), batches._copies
     for _ in range(5):
         assert wait_until(lambda: len(copies) > 2)
         assert len(list(loader)) == 20
         assert not copies
         next(iter(loader))
-    assert loader._iterator._thread_batches is batches
+    assert loader._iterator._delivery.thread_batches is batches
     del loader, batches
     gc.collect()
     assert wait_until(lambda: gone() is None)
