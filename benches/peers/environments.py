@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -68,14 +69,22 @@ def _make(env: str, log: Callable[[str], None]) -> str:
     home, base = ENVS / env, _base(env)
     python, note = home / "bin" / "python", home / "pins.txt"
     wanted = "\n".join([_run([base, "-c", "import platform; print(platform.python_version())"]).strip(), *PINS[env]])
-    if note.exists() and note.read_text() == wanted:
-        return str(python)
+    ENVS.mkdir(exist_ok=True)
+    # Several tests may need the environment at the same time.
+    with (ENVS / f"{env}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (note.exists() and note.read_text() == wanted):
+            _create(env, home, base, log)
+            note.write_text(wanted)
+    return str(python)
+
+
+def _create(env: str, home: Path, base: str, log: Callable[[str], None]) -> None:
     log(f"creating the environment benches/.envs/{env}: {', '.join(pin for pin in PINS[env] if ';' not in pin)}")
     _run([base, "-m", "venv", "--clear", str(home)])
-    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--only-binary", ":all:"]
+    python = str(home / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--only-binary", ":all:"]
     _run([*pip, *PINS[env]])
-    note.write_text(wanted)
-    return str(python)
 
 
 @cache

@@ -44,6 +44,7 @@ def private_constructor(
     """Decorates a method that initializes an object, like `__init__`. Call it on the class to create an object.
 
     Example:
+        >>> from fastpipe._private_constructor import private_constructor
         >>> class Pair:
         ...     @private_constructor("pair(...)")
         ...     def _of(self, first: int, second: int) -> None:
