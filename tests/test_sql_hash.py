@@ -228,6 +228,8 @@ def test_the_predicate_of_the_design_document_leaves_out_rows(server: Server) ->
     keys = np.random.default_rng(3).integers(-9, 9, 90)
     server.fill([(int(key) if key % 3 else None, 0, "", 0.0, None, None, None) for key in keys])
     selected = 0
+    # MariaDB's driver formats `%`, and SQLite may lack `MOD`.
+    remainder = "i * 104729 % 100" if server.kind == "sqlite" else "MOD(i * 104729, 100)"
     for part in range(100):
-        selected += len(server.run(f"SELECT i FROM t WHERE a * 7919 + MOD(i * 104729, 100) = {part}").fetchall())
+        selected += len(server.run(f"SELECT i FROM t WHERE a * 7919 + {remainder} = {part}").fetchall())
     assert selected < 90 / 2

@@ -177,7 +177,7 @@ def test_without_a_snapshot_changes_are_errors(database: Any) -> None:
     reader = fastpipe.read_sql("SELECT id FROM t", connection, num_partitions=4, batch_size=16, snapshot=False)
     assert len(list(reader)) == ROWS // 16
     run(["DELETE FROM t WHERE id < 7"])
-    with pytest.raises(fastpipe.errors.StorageError, match=r"the partition had 100 rows when .* has 93 now"):
+    with pytest.raises(fastpipe.errors.StorageError, match=r"the partition had \d+ rows when .* has \d+ now"):
         list(reader)
 
 
