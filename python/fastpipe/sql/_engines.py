@@ -145,6 +145,10 @@ class Engine(ABC):
         """Returns a table's indexed, unique integer columns without NULLs, best first."""
         return []
 
+    def hidden_key(self, session: Any, table: Plain) -> str | None:
+        """Returns an indexed, unique integer column without NULLs that `*` doesn't select; None if there is none."""
+        return None
+
     @contextlib.contextmanager
     def counting(self, session: Any, query: Query) -> Iterator[None]:
         """Prepares a session for queries that only count rows of a query of one table."""

@@ -47,10 +47,14 @@ class Plain(NamedTuple):
 
     def name_of(self, column: str) -> str | None:
         """Returns the name in the result of a column of the table; None if the result lacks the column."""
+        return self.listed_name_of(column) or (column if self.star else None)
+
+    def listed_name_of(self, column: str) -> str | None:
+        """Returns the name in the result of a column that the query names; None if the query doesn't name it."""
         exact = self.dialect == "postgres"
         wanted = column if exact else column.lower()
         found = (name for name, own in self.columns.items() if (own if exact else own.lower()) == wanted)
-        return next(found, column if self.star else None)
+        return next(found, None)
 
     def with_column(self, column: str, name: str) -> str:
         """Returns the query with one more column at the end. `column` is SQL, and `name` is quoted."""

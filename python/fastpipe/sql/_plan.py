@@ -263,16 +263,19 @@ class _Planner:
         Args:
             add: Whether the query may be extended by a column that the user's query doesn't return.
         """
-        table = self._engine.table_of(self._session, self._query)
-        keys = [] if table is None else self._engine.unique_keys(self._session, table)
-        if table is None or not keys:
+        if (table := self._engine.table_of(self._session, self._query)) is None:
             return None
         self._is_unique = not table.joined
+        keys = self._engine.unique_keys(self._session, table)
+        found = [table.name_of(key) for key in keys]
+        if not keys and (hidden := self._engine.hidden_key(self._session, table)) is not None:
+            keys, found = [hidden], [table.listed_name_of(hidden)]
+        self._is_unique = not table.joined
         names = {name if self._engine.dialect == "postgres" else name.lower(): name for name in self._known}
-        for key in keys:
-            if (name := table.name_of(key)) is not None:
+        for name in found:
+            if name is not None:
                 return names.get(name if self._engine.dialect == "postgres" else name.lower())
-        if not add:
+        if not keys or not add:
             return None
         name = keys[0]
         while name.lower() in map(str.lower, names):

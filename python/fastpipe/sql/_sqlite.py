@@ -189,7 +189,9 @@ class Sqlite(Engine):
             return set()
         rows = self._pragma(session, "table_info", found)
         keys = self.unique_keys(session, found)
-        named = (found.name_of(row[1]) for row in rows if row[3] or row[1] in keys)
+        named = [found.name_of(row[1]) for row in rows if row[3] or row[1] in keys]
+        if (hidden := self.hidden_key(session, found)) is not None:
+            named.append(found.listed_name_of(hidden))
         return {name for name in named if name is not None}
 
     def _pragma(self, session: Any, name: str, table: Plain) -> list[tuple[Any, ...]]:
@@ -249,11 +251,22 @@ class Sqlite(Engine):
         return bool(self.fetch(session, sql, None))
 
     def unique_keys(self, session: Any, table: Plain) -> list[str]:
-        """Returns the row ID. Other keys have a separate index, and may contain NULLs, text and reals."""
+        """Returns the column of the row ID. Other keys have a separate index, and may contain NULLs, text and reals."""
         keys = [row for row in self._pragma(session, "table_info", table) if row[5]]
         if len(keys) != 1 or str(keys[0][2]).upper() != "INTEGER":
             return []
         return [] if any(row[3] == "pk" for row in self._pragma(session, "index_list", table)) else [keys[0][1]]
+
+    def hidden_key(self, session: Any, table: Plain) -> str | None:
+        """Returns the name of the row ID if no column has it. Views and tables WITHOUT ROWID have no row IDs."""
+        tables = self._pragma(session, "table_list", table)
+        if [(kind, without) for _, _, kind, _, without, *_ in tables] != [("table", 0)]:
+            return None
+        if self.unique_keys(session, table):
+            return None
+        # A column with one of these names hides the row ID under it. `table_xinfo` also lists generated columns.
+        taken = {str(row[1]).lower() for row in self._pragma(session, "table_xinfo", table)}
+        return next((name for name in ("rowid", "_rowid_", "oid") if name not in taken), None)
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
         # The driver infers types from the first batch of rows. This batch size covers all rows.
