@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from fastpipe.errors import FastpipeError, MissingFileError, StorageError, in_file
@@ -24,9 +24,8 @@ def storage_error(error: OSError, path: str) -> FastpipeError:
 def replacing(path: str) -> Iterator[str]:
     """Yields the path of an empty temporary file next to `path`, which replaces `path` at the end of the block.
 
-    The file is synced to disk first. If the block raises an exception, `path` keeps its old content and the temporary
-    file is deleted. Links are followed. The temporary name begins with a dot, so that readers of the directory ignore
-    the file if a killed process leaves it there.
+    The file is synced to disk first. If the block raises an exception, `path` keeps its old content. Links are
+    followed.
 
     Raises:
         MissingFileError: If the directory does not exist.
@@ -41,65 +40,73 @@ def replacing(path: str) -> Iterator[str]:
         raise storage_error(error, path) from error
     if mode is not None and not stat.S_ISREG(mode):
         raise in_file(StorageError, path, "it isn't a regular file, so it can't be replaced: pass another path")
-    folder = os.path.dirname(target)
-    temporary = os.path.join(folder, f".fastpipe-{os.urandom(8).hex()}.tmp")
-    process = os.getpid()
-    done = False
-    try:
-        try:
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            if mode is not None:
-                os.chmod(temporary, stat.S_IMODE(mode))
-        except OSError as error:
-            raise storage_error(error, path) from error
+
+    def create(temporary: str) -> None:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        if mode is not None:
+            os.chmod(temporary, stat.S_IMODE(mode))
+
+    with _renamed(path, target, create, os.replace, os.unlink) as temporary:
         yield temporary
-        try:
-            _sync(temporary)
-            os.replace(temporary, target)
-            done = True
-            _sync(folder)
-        except OSError as error:
-            raise storage_error(error, path) from error
-    finally:
-        # A forked child must not delete the file that its parent is writing.
-        if not done and os.getpid() == process:
-            with suppress(OSError):
-                os.unlink(temporary)
 
 
 @contextmanager
 def creating(path: str) -> Iterator[str]:
     """Yields the path of an empty temporary directory next to `path`, and renames it to `path` at the end of the block.
 
-    The block must sync the files that it writes. If it raises an exception, the temporary directory is deleted. Its
-    name begins with a dot, so that readers of the parent ignore it if a killed process leaves it there.
+    The block must sync the files that it writes.
 
     Raises:
         MissingFileError: If the parent does not exist.
         StorageError: If the directory can't be created or renamed, or `path` exists and isn't an empty directory.
     """
-    folder = os.path.dirname(os.path.abspath(path))
+    # Unlike `os.replace` of files, `os.rename` of a directory fails if the target is a file or has files.
+    with _renamed(path, os.path.abspath(path), os.mkdir, os.rename, _delete_tree) as temporary:
+        yield temporary
+
+
+@contextmanager
+def _renamed(
+    path: str,
+    target: str,
+    create: Callable[[str], None],
+    rename: Callable[[str, str], None],
+    delete: Callable[[str], None],
+) -> Iterator[str]:
+    """Yields a temporary path next to `target`, and renames it to `target` at the end of the block.
+
+    If the block raises an exception, the temporary file or directory is deleted. Its name begins with a dot, so that
+    readers of the parent directory ignore it if a killed process leaves it there.
+
+    Args:
+        path: Path in error messages.
+        target: Path of the result.
+        create: Function that creates the temporary file or directory.
+        rename: Function that renames it.
+        delete: Function that deletes it.
+    """
+    folder = os.path.dirname(target)
     temporary = os.path.join(folder, f".fastpipe-{os.urandom(8).hex()}.tmp")
     process = os.getpid()
     done = False
     try:
         try:
-            os.mkdir(temporary)
+            create(temporary)
         except OSError as error:
             raise storage_error(error, path) from error
         yield temporary
         try:
             _sync(temporary)
-            # Unlike `os.replace` of files, this fails if the target is a file or has files.
-            os.rename(temporary, path)
+            rename(temporary, target)
             done = True
             _sync(folder)
         except OSError as error:
             raise storage_error(error, path) from error
     finally:
-        # A forked child must not delete the files that its parent is writing.
+        # A forked child must not delete what its parent is writing.
         if not done and os.getpid() == process:
-            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):
+                delete(temporary)
 
 
 @contextmanager
@@ -122,6 +129,10 @@ def truncated_on_failure(path: str, length: int) -> Iterator[None]:
     finally:
         if not done and os.getpid() == process:
             _cut(path, length)
+
+
+def _delete_tree(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _cut(path: str, length: int) -> None:
