@@ -9,6 +9,7 @@ use crate::Result;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_filled, try_with_capacity};
+use crate::key_count::{KeyCount, key_counts};
 use crate::parts::{Part, PartKind};
 use crate::rows::Rows;
 use crate::sink::Fragment;
@@ -41,6 +42,8 @@ pub struct Assembled {
     pub parts: Vec<BufferRange>,
     /// The dense shape of each sparse column, in order. The first dimension is the number of rows.
     pub dense_shapes: Vec<Vec<i64>>,
+    /// The keys of each column that may leave some out; empty if no column does.
+    pub keys: Vec<KeyCount>,
 }
 
 /// Assembles a batch whose rows are all filled. `fragments` contains the fragments of the batch's tasks, in any order.
@@ -59,6 +62,7 @@ pub fn assemble(
     let mut filled = rows.complete()?;
     fragments.sort_by_key(|f| f.slots().first().copied());
     let order = Order::new(fragments, count)?;
+    let keys = key_counts(columns, fragments);
 
     let mut ranges = try_with_capacity(parts.len(), "the parts of a batch")?;
     for (i, part) in parts.iter().enumerate() {
@@ -96,6 +100,7 @@ pub fn assemble(
         slabs,
         parts: ranges,
         dense_shapes,
+        keys,
     })
 }
 

@@ -15,7 +15,7 @@ use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::DataType;
-use fastpipe_batch::{DType, Error, ErrorKind, Leaf, try_collect, try_reserve, try_with_capacity};
+use fastpipe_batch::{DType, Error, ErrorKind, KeyCount, Leaf, try_collect, try_reserve, try_with_capacity};
 
 use crate::indirection::Indirection;
 use crate::layout::{Column, into_lists};
@@ -82,6 +82,8 @@ pub(crate) struct Binding {
     origin: Option<ArrayData>,
     /// The indices of a sparse column, one binding per dimension. The other fields describe its values.
     pub(crate) indices: Vec<Binding>,
+    /// The keys of each innermost list before some were left out. `None` if all keys are still there.
+    keys: Option<Vec<KeyCount>>,
     /// Memory used for rewritten values, in bytes.
     pub(crate) bytes: usize,
 }
@@ -276,6 +278,7 @@ impl Binding {
         let mut offsets: Vec<i64> = try_with_capacity(level.lists.len(items) + 1, WHAT)?;
         let mut values: Vec<u8> = try_with_capacity(items.saturating_mul(size), WHAT)?;
         let mut valid: Vec<bool> = try_with_capacity(items, WHAT)?;
+        let mut keys: Vec<KeyCount> = try_with_capacity(level.lists.len(items), WHAT)?;
         offsets.push(0);
         for i in 0..level.lists.len(items) {
             let (start, len) = level.lists.range(i);
@@ -288,9 +291,12 @@ impl Binding {
             // Views may overlap, so there may be more items than values.
             try_reserve(&mut values, len.saturating_mul(size), WHAT)?;
             try_reserve(&mut valid, len, WHAT)?;
+            let mut count = KeyCount::default();
             for item in start..start + len {
                 let is_null = self.nulls.as_ref().is_some_and(|nulls| nulls.is_null(item));
+                count.read += u64::from(!is_null);
                 if !is_null && !self.fits(item) {
+                    count.dropped += 1;
                     continue;
                 }
                 let mut element = [0; 8];
@@ -302,13 +308,15 @@ impl Binding {
                 valid.push(!is_null);
             }
             offsets.push(valid.len() as i64);
+            keys.push(count);
         }
         let lists = Lists::Long(OffsetBuffer::new(offsets.into()));
         let nulls = level.nulls;
         self.levels.push(Level { nulls, lists });
         Ok(Binding {
             nulls: valid.contains(&false).then(|| NullBuffer::from(valid)),
-            bytes: self.bytes + values.len(),
+            bytes: self.bytes + values.len() + size_of_val(&keys[..]),
+            keys: Some(keys),
             ..Binding::of(self.levels, Values::Elements(Buffer::from_vec(values)))
         })
     }
@@ -323,7 +331,38 @@ impl Binding {
             texts: None,
             origin: None,
             indices: Vec::new(),
+            keys: None,
             bytes: 0,
+        }
+    }
+
+    /// Returns the number of keys in row `i`, and how many of them were left out. Nulls are not keys.
+    pub(crate) fn keys_of(&self, i: usize) -> KeyCount {
+        self.keys_at(0, i)
+    }
+
+    /// Counts the keys of item `i` at a level.
+    fn keys_at(&self, level: usize, i: usize) -> KeyCount {
+        let is_null = |nulls: &Option<NullBuffer>| nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
+        let read = |read: usize| KeyCount {
+            read: read as u64,
+            dropped: 0,
+        };
+        let Some(at) = self.levels.get(level) else {
+            return read(usize::from(!is_null(&self.nulls)));
+        };
+        if is_null(&at.nulls) {
+            return KeyCount::default();
+        }
+        let innermost = level + 1 == self.levels.len();
+        if let (true, Some(keys)) = (innermost, &self.keys) {
+            return keys.get(i).copied().unwrap_or_default();
+        }
+        let (start, len) = at.lists.range(i);
+        match &self.nulls {
+            None if innermost => read(len),
+            Some(nulls) if innermost => read(len - nulls.slice(start, len).null_count()),
+            _ => (start..start + len).map(|item| self.keys_at(level + 1, item)).sum(),
         }
     }
 

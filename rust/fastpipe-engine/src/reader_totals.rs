@@ -6,6 +6,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fastpipe_batch::KeyCount;
+
 use crate::batch::Batch;
 use crate::telemetry::{Activity, Telemetry};
 
@@ -22,6 +24,8 @@ pub struct Yielded {
     pub(crate) number: u64,
     /// The epoch of the batch.
     pub(crate) epoch: u64,
+    /// The keys of each of its columns.
+    pub(crate) keys: Vec<KeyCount>,
     rows: u64,
     bytes: u64,
     waited: Duration,
@@ -33,6 +37,7 @@ impl Yielded {
         Yielded {
             number,
             epoch: batch.info.epoch,
+            keys: batch.info.keys.clone(),
             rows: batch.info.valid as u64,
             bytes: batch.parts.iter().map(|part| part.len as u64).sum(),
             waited: asked.elapsed(),
@@ -169,6 +174,7 @@ mod tests {
         Yielded {
             number: 0,
             epoch: 3,
+            keys: Vec::new(),
             rows,
             bytes: 8 * rows,
             waited: Duration::from_nanos(waited),
