@@ -259,9 +259,9 @@ impl RunningPass {
         }
     }
 
-    /// Returns the keys of the last epoch if `next` is the first batch of another one, or `None` is the end of the pass.
-    /// Returns them once. If several threads take batches, keys of their last batches may be reported with the next
-    /// epoch. Call it before the batch or the end is recorded.
+    /// Returns the keys of the last epoch if `next` is the first batch of another epoch, or `None` at the end of the
+    /// pass. Returns them once. If several threads take batches, keys of an epoch's last batches may be reported with
+    /// the next epoch. The caller must call it before it records the batch or the end.
     pub fn next_report(&self, next: Option<&Yielded>) -> Option<EpochKeys> {
         let mut seen = self.seen.lock();
         if seen.keys == seen.reported || next.is_some_and(|next| next.epoch <= seen.epoch) {
