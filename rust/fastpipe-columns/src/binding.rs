@@ -82,7 +82,8 @@ pub(crate) struct Binding {
     origin: Option<ArrayData>,
     /// The indices of a sparse column, one binding per dimension. The other fields describe its values.
     pub(crate) indices: Vec<Binding>,
-    /// The keys of each innermost list before some were left out. `None` if all keys are still there.
+    /// The number of keys before each innermost list, and of all keys, before some were left out. `None` if all keys
+    /// are still there.
     keys: Option<Vec<KeyCount>>,
     /// Memory used for rewritten values, in bytes.
     pub(crate) bytes: usize,
@@ -278,7 +279,9 @@ impl Binding {
         let mut offsets: Vec<i64> = try_with_capacity(level.lists.len(items) + 1, WHAT)?;
         let mut values: Vec<u8> = try_with_capacity(items.saturating_mul(size), WHAT)?;
         let mut valid: Vec<bool> = try_with_capacity(items, WHAT)?;
-        let mut keys: Vec<KeyCount> = try_with_capacity(level.lists.len(items), WHAT)?;
+        let mut keys: Vec<KeyCount> = try_with_capacity(level.lists.len(items) + 1, WHAT)?;
+        let mut count = KeyCount::default();
+        keys.push(count);
         offsets.push(0);
         for i in 0..level.lists.len(items) {
             let (start, len) = level.lists.range(i);
@@ -291,7 +294,6 @@ impl Binding {
             // Views may overlap, so there may be more items than values.
             try_reserve(&mut values, len.saturating_mul(size), WHAT)?;
             try_reserve(&mut valid, len, WHAT)?;
-            let mut count = KeyCount::default();
             for item in start..start + len {
                 let is_null = self.nulls.as_ref().is_some_and(|nulls| nulls.is_null(item));
                 count.read += u64::from(!is_null);
@@ -336,9 +338,23 @@ impl Binding {
         }
     }
 
-    /// Returns the number of keys in row `i`, and how many of them were left out. Nulls are not keys.
-    pub(crate) fn keys_of(&self, i: usize) -> KeyCount {
-        self.keys_at(0, i)
+    /// Returns the number of keys in these rows, and how many of them were left out. Nulls are not keys.
+    pub(crate) fn keys_of(&self, rows: Range<usize>) -> KeyCount {
+        if let [level] = &self.levels[..] {
+            if let Some(keys) = &self.keys {
+                return between(keys, rows);
+            }
+            let read = match &level.lists {
+                _ if level.nulls.is_some() || self.nulls.is_some() => None,
+                Lists::Short(offsets) => Some((offsets[rows.end] - offsets[rows.start]) as u64),
+                Lists::Long(offsets) => Some((offsets[rows.end] - offsets[rows.start]) as u64),
+                _ => None,
+            };
+            if let Some(read) = read {
+                return KeyCount { read, dropped: 0 };
+            }
+        }
+        rows.map(|i| self.keys_at(0, i)).sum()
     }
 
     /// Counts the keys of item `i` at a level.
@@ -356,7 +372,7 @@ impl Binding {
         }
         let innermost = level + 1 == self.levels.len();
         if let (true, Some(keys)) = (innermost, &self.keys) {
-            return keys.get(i).copied().unwrap_or_default();
+            return between(keys, i..i + 1);
         }
         let (start, len) = at.lists.range(i);
         match &self.nulls {
@@ -409,6 +425,15 @@ impl Binding {
     /// Returns the text of the code in row `i`.
     pub(crate) fn coded(&self, i: usize) -> Option<Cow<'_, str>> {
         Some(String::from_utf8_lossy(self.texts.as_ref()?.text(self.at(i))?))
+    }
+}
+
+/// Returns the keys of these lists, given the number of keys before each list.
+#[inline]
+fn between(keys: &[KeyCount], lists: Range<usize>) -> KeyCount {
+    match (keys.get(lists.start), keys.get(lists.end)) {
+        (Some(before), Some(all)) => all.since(*before),
+        _ => KeyCount::default(),
     }
 }
 

@@ -91,8 +91,14 @@ impl Gather<'_> {
             return Ok(());
         }
         let mut keys = KeyCount::default();
-        for row in self.rows {
-            keys += self.chunk(*row)?.keys_of(row.row);
+        for stretch in self.stretches {
+            let chunk = self.chunks.get(stretch.chunk).ok_or_else(lost)?;
+            keys += chunk.keys_of(stretch.row..stretch.row + stretch.len);
+        }
+        if self.stretches.is_empty() {
+            for row in self.rows {
+                keys += self.chunk(*row)?.keys_of(row.row..row.row + 1);
+            }
         }
         Ok(columnar.count_keys(self.column.first_part as usize, keys)?)
     }

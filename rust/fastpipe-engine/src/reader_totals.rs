@@ -3,6 +3,7 @@
 //! Batches are counted when the consumer gets them. Each pass counts its work (`telemetry.rs`). The counts are added to
 //! the totals once no thread can change them, so that totals never decrease.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -96,6 +97,8 @@ struct State {
     totals: Totals,
     /// Counters of passes whose threads may still be working.
     running: Vec<Arc<Telemetry>>,
+    /// The features about whose keys the caller was warned.
+    warned: HashSet<Arc<str>>,
 }
 
 impl ReaderTotals {
@@ -132,6 +135,11 @@ impl ReaderTotals {
         totals.epoch = batch.epoch;
         totals.waited += waited;
         totals.waits[bucket(waited)] += 1;
+    }
+
+    /// Whether the caller is to be warned about the keys of a feature, which happens once.
+    pub(crate) fn warns(&self, feature: &Arc<str>) -> bool {
+        self.of_this_process().warned.insert(feature.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -17,6 +17,9 @@ use crate::stream::{Poll, Stream};
 /// The longest time for which waiting for a batch delays the handling of Ctrl-C.
 const PATIENCE: Duration = Duration::from_millis(20);
 
+/// Up to a tenth of the keys may be left out without a warning, as in `fastpipe._omissions`.
+const UNSAID: u64 = 10;
+
 /// The source of a pass and the pass's lease. Observers may keep the source after the pass has ended.
 pub struct PassSource {
     /// The source of the rows.
@@ -68,8 +71,9 @@ pub struct FeatureKeys {
 pub struct EpochKeys {
     /// The epoch.
     pub epoch: u64,
-    /// The keys of each feature that has any.
-    pub features: Vec<FeatureKeys>,
+    /// The keys of each feature that has any. True if the caller is to be warned: much is left out, for the first time
+    /// in this reader.
+    pub features: Vec<(FeatureKeys, bool)>,
 }
 
 impl Seen {
@@ -271,9 +275,19 @@ impl RunningPass {
         let before = std::mem::replace(&mut seen.reported, now);
         let before = before.into_iter().chain(std::iter::repeat(KeyCount::default()));
         let counts = seen.keys.iter().zip(before).map(|(now, before)| now.since(before));
+        let features = self.seen.named(counts).into_iter();
+        let warns = |found: &FeatureKeys| {
+            let first = || {
+                self.origin
+                    .totals
+                    .as_ref()
+                    .is_none_or(|totals| totals.warns(&found.feature))
+            };
+            found.keys.dropped.saturating_mul(UNSAID) > found.keys.read && first()
+        };
         Some(EpochKeys {
             epoch: seen.epoch,
-            features: self.seen.named(counts),
+            features: features.map(|found| (found.clone(), warns(&found))).collect(),
         })
     }
 

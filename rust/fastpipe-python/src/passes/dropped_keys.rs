@@ -1,4 +1,5 @@
-//! Reports of the keys that the batches of an epoch leave out.
+//! Reports of the keys that the batches of an epoch leave out. A reader warns once for each feature, so that a program
+//! with many epochs isn't warned in each.
 
 use fastpipe_engine::{EpochKeys, FeatureKeys};
 use fastpipe_files::{Level, LogRecord};
@@ -6,28 +7,23 @@ use pyo3::prelude::*;
 
 use crate::callbacks::log;
 
-/// Up to a tenth may be left out without a warning, as in `fastpipe._omissions`.
-const UNSAID: u64 = 10;
-
 /// Logs the share of each feature's keys that an epoch leaves out.
 pub(crate) fn report(py: Python<'_>, epoch: Option<EpochKeys>) -> PyResult<()> {
     let Some(EpochKeys { epoch, features }) = epoch else {
         return Ok(());
     };
-    let records = features.iter().filter_map(|found| record(epoch, found));
+    let records = features
+        .iter()
+        .filter_map(|(found, warns)| record(epoch, found, *warns));
     log(py, &records.collect::<Vec<_>>())
 }
 
 /// Returns the record for a feature, or `None` if all of its keys are in the vocabulary.
-fn record(epoch: u64, FeatureKeys { feature, keys }: &FeatureKeys) -> Option<LogRecord> {
+fn record(epoch: u64, FeatureKeys { feature, keys }: &FeatureKeys, warns: bool) -> Option<LogRecord> {
     if keys.dropped == 0 {
         return None;
     }
-    let level = if keys.dropped.saturating_mul(UNSAID) > keys.read {
-        Level::Warning
-    } else {
-        Level::Info
-    };
+    let level = if warns { Level::Warning } else { Level::Info };
     let share = if keys.dropped == keys.read {
         "all".to_owned()
     } else {
