@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pytest
 
 import fastpipe
@@ -389,3 +390,17 @@ def test_strategies_distribute_datasets(data: samples.Data, run: Run) -> None:
     batches = [batch["id"].tolist() for batch in data.read(batch_size=2, columns=["id"], shuffle=True, seed=1)]
     assert [batch for step in made for batch in step if batch] == batches
     assert [i for step in whole for batch in step for i in batch] == list(range(data.total))
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_dropped_keys_are_logged(ahead: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (tmp_path / "a.avro").open("wb") as file:
+        fastavro.writer(file, wire.record("R", x=wire.list_of("string")), [{"x": ["a", "b", "c"]}, {"x": ["a"]}])
+    features = {"x": fastpipe.VocabularySpec(["a", "b"], on_unknown="drop")}
+    reader = fastpipe.read_avro(tmp_path / "a.avro", features=features, batch_size=1, epochs=2)
+    with caplog.at_level("INFO", "fastpipe"):
+        assert len(list(fptf.dataset(reader).prefetch(ahead))) == 4
+    found = [message.partition(", with")[0] for message in caplog.messages if " keys (" in message]
+    text = "1 of 4 keys (25%) of feature 'x' are left out of this reader's batches of epoch"
+    assert found == [f"{text} {epoch}" for epoch in range(2)]
+    assert reader.stats()["keys"] == {"x": {"read": 8, "dropped": 2}}

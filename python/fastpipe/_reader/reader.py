@@ -969,6 +969,8 @@ class Reader:
             - `rows_reopened`: rows of units that were opened a second time because a window boundary splits them.
             - `rows_skipped`: rows that one thread passed over so that several threads could work on the same unit.
             - `ready`: batches that are waiting to be yielded.
+            - `keys`: the keys of each feature with `on_unknown="drop"` in the batches that were yielded: how many were
+              `read`, and how many of these were `dropped`. Nulls are not keys. A feature is missing until it has keys.
             - `seconds`: `elapsed` since the pass began. Summed over all threads: `reading`, opening units (named by the
               source: `decompressing`, `sampling` or `opening`), `indexing` (finding where records start), `skipping`,
               making rows (`decoding` or `gathering`), `assembling` and `planning`. `fetching` is the sum over all calls

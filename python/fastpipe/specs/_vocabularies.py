@@ -235,9 +235,10 @@ class VocabularySpec(LookupSpec):
         field: Path of the field to read. Defaults to the feature's name.
         on_unknown: How to handle keys that are not in the vocabulary. "error" raises `ValueRangeError`, which names the
             key, the feature and the row. "bucket" assigns them the index after the largest one of the vocabulary.
-            "drop" omits them from bags and arrays, without a warning: rows get shorter, and a row of only unknown keys
-            is empty. It can't be used for fields with one key per row. Defaults to "error", for bags and arrays too:
-            a vocabulary of other data, or with another `separator`, would otherwise read as empty rows.
+            "drop" omits them from bags and arrays: rows get shorter, and a row of only unknown keys is empty.
+            `Reader.stats` counts them, and the log has their share of each epoch. "drop" can't be used for fields with
+            one key per row. Defaults to "error", for bags and arrays too: a vocabulary of other data, or with another
+            `separator`, would otherwise read as empty rows.
         num_buckets: Number of additional indices over which `on_unknown="bucket"` distributes unknown keys, 1 to 2**62.
             Uses XXH3, like `HashSpec` with seed 0. Defaults to 1.
         separator: Separator between name and term in the keys of the vocabulary: `"\x01"` as in photon-ml, `","` for
@@ -409,14 +410,10 @@ def _in_form(spec: Spec, found: Spec) -> Spec:
 
 
 def report_unknown_keys(features: Features) -> None:
-    """Reports features that omit unknown keys.
-
-    The number of keys is unknown: to count them, the innermost loop of decoding would have to do so for each key.
-    """
+    """Reports features that omit unknown keys. Passes report how many they omit."""
     named = [name for name, spec in features.items() if isinstance(spec, VocabularySpec) and spec.on_unknown == "drop"]
     if named:
         report(
             f'on_unknown="drop" omits the keys of {", ".join(map(repr, named))} that are not in the vocabulary.'
-            " Decoding doesn't count them, which would cost time for each key. "
-            'on_unknown="bucket" keeps them, with an index that you can count'
+            " The log has their share at the end of each epoch."
         )

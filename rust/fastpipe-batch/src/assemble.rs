@@ -9,6 +9,7 @@ use crate::Result;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_filled, try_with_capacity};
+use crate::key_count::KeyCount;
 use crate::parts::{Part, PartKind};
 use crate::rows::Rows;
 use crate::sink::Fragment;
@@ -41,6 +42,8 @@ pub struct Assembled {
     pub parts: Vec<BufferRange>,
     /// The dense shape of each sparse column, in order. The first dimension is the number of rows.
     pub dense_shapes: Vec<Vec<i64>>,
+    /// The keys of each column that may leave some out; empty if no column does.
+    pub keys: Vec<KeyCount>,
 }
 
 /// Assembles a batch whose rows are all filled. `fragments` contains the fragments of the batch's tasks, in any order.
@@ -59,6 +62,7 @@ pub fn assemble(
     let mut filled = rows.complete()?;
     fragments.sort_by_key(|f| f.slots().first().copied());
     let order = Order::new(fragments, count)?;
+    let keys = key_counts(columns, fragments);
 
     let mut ranges = try_with_capacity(parts.len(), "the parts of a batch")?;
     for (i, part) in parts.iter().enumerate() {
@@ -96,7 +100,31 @@ pub fn assemble(
         slabs,
         parts: ranges,
         dense_shapes,
+        keys,
     })
+}
+
+/// Adds up the keys that the tasks of a batch counted for each column. Returns nothing if they counted none.
+fn key_counts(columns: &[ColumnSpec], fragments: &[Fragment]) -> Vec<KeyCount> {
+    if fragments.iter().all(|fragment| fragment.keys().is_empty()) {
+        return Vec::new();
+    }
+    let mut first = 0;
+    let of_column = |column: &ColumnSpec| {
+        let parts = first..first + column.parts().len();
+        first = parts.end;
+        let of_task = |fragment: &Fragment| {
+            fragment
+                .keys()
+                .get(parts.clone())
+                .unwrap_or_default()
+                .iter()
+                .copied()
+                .sum()
+        };
+        fragments.iter().map(of_task).sum()
+    };
+    columns.iter().map(of_column).collect()
 }
 
 /// Uses a task's arenas as the batch's memory without copying them. This is possible if a single task filled the batch
@@ -255,6 +283,7 @@ mod tests {
     use crate::dtype::Leaf;
     use crate::sink::Sink;
     use crate::spec::NestedForm;
+    use crate::writer::Overflow;
 
     /// A ragged column of strings, a sparse column and a dense column. Row `i` has `i % 3` strings and entries.
     fn columns() -> Vec<ColumnSpec> {
@@ -349,5 +378,56 @@ mod tests {
         let rows = Rows::new(parts, 3, &pool).unwrap();
         let mut fragments = vec![fill(&rows, [0, 2])];
         assert!(assemble(&columns, rows, &mut fragments, &pool).is_err());
+    }
+
+    fn keys(read: u64, dropped: u64) -> KeyCount {
+        KeyCount { read, dropped }
+    }
+
+    #[test]
+    fn counts_of_tasks_are_added_up_by_column() {
+        let ragged = NestedForm {
+            ragged: 1,
+            masks: vec![false],
+            ..NestedForm::dense(&[], Leaf::Fixed(DType::I64))
+        };
+        let columns = [
+            ColumnSpec::new("id", Form::Nested(NestedForm::dense(&[], Leaf::Fixed(DType::I64)))),
+            ColumnSpec::new("words", Form::Nested(ragged)),
+        ];
+        let parts: Arc<[_]> = columns.iter().flat_map(|column| column.parts()).collect();
+        let pool = SlabPool::new(1);
+        let fill = |sink: &mut Sink<'_>, slot: i64| {
+            sink.begin_row(slot as u32).unwrap();
+            sink.writer(0).push(slot).unwrap();
+            sink.writer(1).push(0i64).unwrap();
+            sink.end_row().unwrap();
+        };
+        let batch = |counts: bool, reused: Fragment| {
+            let rows = Rows::new(parts.clone(), 3, &pool).unwrap();
+            let (mut first, mut second) = (
+                Sink::new(&rows, reused).unwrap(),
+                Sink::new(&rows, Fragment::default()).unwrap(),
+            );
+            fill(&mut first, 0);
+            fill(&mut second, 2);
+            fill(&mut first, 1);
+            if counts {
+                first.count_keys(1, 5, 2).unwrap();
+                first.count_keys(2, 1, 0).unwrap();
+                second.count_keys(2, 3, 3).unwrap();
+                assert_eq!(second.count_keys(3, 1, 1), Err(Overflow::Row));
+            }
+            let mut fragments = [first.finish(), second.finish()];
+            let assembled = assemble(&columns, rows, &mut fragments, &pool).unwrap();
+            let [first, _] = fragments;
+            (assembled.keys, first)
+        };
+        let (found, reused) = batch(true, Fragment::default());
+        assert_eq!(found, [keys(0, 0), keys(9, 5)]);
+        // Counts of an earlier batch don't remain in reused memory.
+        let (found, reused) = batch(true, reused);
+        assert_eq!(found, [keys(0, 0), keys(9, 5)]);
+        assert_eq!(batch(false, reused).0, []);
     }
 }

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::error::{Error, ErrorKind};
 use crate::fallible::try_filled;
+use crate::key_count::KeyCount;
 use crate::sink::Sink;
 use crate::writer::{Element, Overflow, Writer};
 
@@ -82,6 +83,11 @@ impl ColumnarRows<'_, '_> {
         self.open = Some(part);
         let writer = self.sink.arena_of(part)?;
         Ok(ArenaRows { writer })
+    }
+
+    /// Counts keys, like [`Sink::count_keys`].
+    pub fn count_keys(&mut self, part: usize, keys: KeyCount) -> Result<(), Overflow> {
+        self.sink.count_keys(part, keys.read as usize, keys.dropped as usize)
     }
 
     /// Ends the rows. Returns an error unless each part was requested and each row was started in each arena.

@@ -28,6 +28,7 @@ mod fallible;
 mod feature;
 mod gather;
 mod key;
+mod key_count;
 mod lookup;
 mod partition;
 mod parts;
@@ -57,6 +58,7 @@ pub use fastpipe_memory::{
 pub use feature::{Feature, LengthRule, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar, spec_code};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use key::{Key, MOST_KEYS, UNKNOWN};
+pub use key_count::{KeyCount, add_key_counts};
 pub use lookup::{Indices, Lookup, Unknown};
 pub use partition::{UnitRange, partitions};
 pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use crate::cells::{Cell, Cells, Columns};
 use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_collect, try_filled};
+use crate::key_count::KeyCount;
 use crate::parts::Part;
 use crate::rows::{BOOKKEEPING, Placed, Rows};
 use crate::slab::Slab;
@@ -34,12 +35,19 @@ use crate::writer::{Element, Overflow, Writer};
 pub struct Fragment {
     slots: Vec<u32>,
     writers: Vec<Writer>,
+    /// The keys that were read, by part. Empty if none were counted.
+    keys: Vec<KeyCount>,
 }
 
 impl Fragment {
     /// Returns the slots that were filled, in decoding order.
     pub fn slots(&self) -> &[u32] {
         &self.slots
+    }
+
+    /// Returns the keys that were counted, by part. Empty if no column counts its keys.
+    pub fn keys(&self) -> &[KeyCount] {
+        &self.keys
     }
 
     /// Returns the bytes that were appended to part `part`, and the byte at which each row of [`Fragment::slots`]
@@ -90,6 +98,7 @@ impl Fragment {
     /// Removes all rows and keeps the memory.
     pub fn clear(&mut self) {
         self.slots.clear();
+        self.keys.clear();
         self.writers.iter_mut().for_each(Writer::clear);
     }
 }
@@ -416,6 +425,29 @@ impl<'a> Sink<'a> {
     #[inline(always)]
     pub fn writer(&mut self, part: usize) -> &mut Writer {
         &mut self.fragment.writers[part]
+    }
+
+    /// Counts keys of the column with this part that were read, and how many of these were left out. All parts of a
+    /// column have one count.
+    #[inline]
+    pub fn count_keys(&mut self, part: usize, read: usize, dropped: usize) -> Result<(), Overflow> {
+        if self.fragment.keys.is_empty() {
+            self.begin_key_counts()?;
+        }
+        let count = self.fragment.keys.get_mut(part).ok_or(Overflow::Row)?;
+        *count += KeyCount {
+            read: read as u64,
+            dropped: dropped as u64,
+        };
+        Ok(())
+    }
+
+    #[cold]
+    fn begin_key_counts(&mut self) -> Result<(), Overflow> {
+        let parts = self.rows.parts.len();
+        make_room(&mut self.fragment.keys, parts)?;
+        self.fragment.keys.resize(parts, KeyCount::default());
+        Ok(())
     }
 
     /// Ends the task. Rows that were started but not ended don't count as filled, so their batch can't be completed.

@@ -15,7 +15,7 @@ use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::DataType;
-use fastpipe_batch::{DType, Error, ErrorKind, Leaf, try_collect, try_reserve, try_with_capacity};
+use fastpipe_batch::{DType, Error, ErrorKind, KeyCount, Leaf, try_collect, try_reserve, try_with_capacity};
 
 use crate::indirection::Indirection;
 use crate::layout::{Column, into_lists};
@@ -82,6 +82,9 @@ pub(crate) struct Binding {
     origin: Option<ArrayData>,
     /// The indices of a sparse column, one binding per dimension. The other fields describe its values.
     pub(crate) indices: Vec<Binding>,
+    /// The number of keys before each innermost list, and of all keys, before some were left out. `None` if all keys
+    /// are still there.
+    keys: Option<Vec<KeyCount>>,
     /// Memory used for rewritten values, in bytes.
     pub(crate) bytes: usize,
 }
@@ -276,6 +279,9 @@ impl Binding {
         let mut offsets: Vec<i64> = try_with_capacity(level.lists.len(items) + 1, WHAT)?;
         let mut values: Vec<u8> = try_with_capacity(items.saturating_mul(size), WHAT)?;
         let mut valid: Vec<bool> = try_with_capacity(items, WHAT)?;
+        let mut keys: Vec<KeyCount> = try_with_capacity(level.lists.len(items) + 1, WHAT)?;
+        let mut count = KeyCount::default();
+        keys.push(count);
         offsets.push(0);
         for i in 0..level.lists.len(items) {
             let (start, len) = level.lists.range(i);
@@ -290,7 +296,9 @@ impl Binding {
             try_reserve(&mut valid, len, WHAT)?;
             for item in start..start + len {
                 let is_null = self.nulls.as_ref().is_some_and(|nulls| nulls.is_null(item));
+                count.read += u64::from(!is_null);
                 if !is_null && !self.fits(item) {
+                    count.dropped += 1;
                     continue;
                 }
                 let mut element = [0; 8];
@@ -302,13 +310,15 @@ impl Binding {
                 valid.push(!is_null);
             }
             offsets.push(valid.len() as i64);
+            keys.push(count);
         }
         let lists = Lists::Long(OffsetBuffer::new(offsets.into()));
         let nulls = level.nulls;
         self.levels.push(Level { nulls, lists });
         Ok(Binding {
             nulls: valid.contains(&false).then(|| NullBuffer::from(valid)),
-            bytes: self.bytes + values.len(),
+            bytes: self.bytes + values.len() + size_of_val(&keys[..]),
+            keys: Some(keys),
             ..Binding::of(self.levels, Values::Elements(Buffer::from_vec(values)))
         })
     }
@@ -323,7 +333,52 @@ impl Binding {
             texts: None,
             origin: None,
             indices: Vec::new(),
+            keys: None,
             bytes: 0,
+        }
+    }
+
+    /// Returns the number of keys in these rows, and how many of them were left out. Nulls are not keys.
+    pub(crate) fn keys_of(&self, rows: Range<usize>) -> KeyCount {
+        if let [level] = &self.levels[..] {
+            if let Some(keys) = &self.keys {
+                return between(keys, rows);
+            }
+            let read = match &level.lists {
+                _ if level.nulls.is_some() || self.nulls.is_some() => None,
+                Lists::Short(offsets) => Some((offsets[rows.end] - offsets[rows.start]) as u64),
+                Lists::Long(offsets) => Some((offsets[rows.end] - offsets[rows.start]) as u64),
+                _ => None,
+            };
+            if let Some(read) = read {
+                return KeyCount { read, dropped: 0 };
+            }
+        }
+        rows.map(|i| self.keys_at(0, i)).sum()
+    }
+
+    /// Counts the keys of item `i` at a level.
+    fn keys_at(&self, level: usize, i: usize) -> KeyCount {
+        let is_null = |nulls: &Option<NullBuffer>| nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
+        let read = |read: usize| KeyCount {
+            read: read as u64,
+            dropped: 0,
+        };
+        let Some(at) = self.levels.get(level) else {
+            return read(usize::from(!is_null(&self.nulls)));
+        };
+        if is_null(&at.nulls) {
+            return KeyCount::default();
+        }
+        let innermost = level + 1 == self.levels.len();
+        if let (true, Some(keys)) = (innermost, &self.keys) {
+            return between(keys, i..i + 1);
+        }
+        let (start, len) = at.lists.range(i);
+        match &self.nulls {
+            None if innermost => read(len),
+            Some(nulls) if innermost => read(len - nulls.slice(start, len).null_count()),
+            _ => (start..start + len).map(|item| self.keys_at(level + 1, item)).sum(),
         }
     }
 
@@ -370,6 +425,15 @@ impl Binding {
     /// Returns the text of the code in row `i`.
     pub(crate) fn coded(&self, i: usize) -> Option<Cow<'_, str>> {
         Some(String::from_utf8_lossy(self.texts.as_ref()?.text(self.at(i))?))
+    }
+}
+
+/// Returns the keys of these lists, given the number of keys before each list.
+#[inline]
+fn between(keys: &[KeyCount], lists: Range<usize>) -> KeyCount {
+    match (keys.get(lists.start), keys.get(lists.end)) {
+        (Some(before), Some(all)) => all.since(*before),
+        _ => KeyCount::default(),
     }
 }
 

@@ -7,8 +7,8 @@
 
 use arrow_buffer::NullBuffer;
 use fastpipe_batch::{
-    ColumnarRows, Error, ErrorKind, Form, LengthRule, Lengths, NestedForm, Overflow, TextParts, ValueParts, hint,
-    try_collect,
+    ColumnarRows, Error, ErrorKind, Form, KeyCount, LengthRule, Lengths, NestedForm, Overflow, TextParts, ValueParts,
+    hint, try_collect,
 };
 
 use crate::binding::{Binding, Level, Lists};
@@ -78,10 +78,29 @@ impl Gather<'_> {
             Form::Nested(_) | Form::Sparse(_) => Ok(false),
         };
         match done {
-            Ok(true) => Ok(()),
-            Ok(false) => self.value_by_value(columnar),
-            Err(error) => Err(Fault { at: 0, error }),
+            Ok(true) => {}
+            Ok(false) => self.value_by_value(columnar)?,
+            Err(error) => return Err(Fault { at: 0, error }),
         }
+        self.count_keys(columnar).map_err(|error| Fault { at: 0, error })
+    }
+
+    /// Counts the keys of the rows, if keys may be left out.
+    fn count_keys(&self, columnar: &mut ColumnarRows<'_, '_>) -> Result<()> {
+        if !self.column.feature.lookup.as_ref().is_some_and(|lookup| lookup.drops()) {
+            return Ok(());
+        }
+        let mut keys = KeyCount::default();
+        for stretch in self.stretches {
+            let chunk = self.chunks.get(stretch.chunk).ok_or_else(lost)?;
+            keys += chunk.keys_of(stretch.row..stretch.row + stretch.len);
+        }
+        if self.stretches.is_empty() {
+            for row in self.rows {
+                keys += self.chunk(*row)?.keys_of(row.row..row.row + 1);
+            }
+        }
+        Ok(columnar.count_keys(self.column.first_part as usize, keys)?)
     }
 
     /// Copies the column if a specialized loop exists. Returns whether it did.

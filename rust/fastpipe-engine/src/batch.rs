@@ -1,12 +1,12 @@
 //! The batches that the engine delivers.
 
-use fastpipe_batch::{Assembled, BufferRange, Slab};
+use fastpipe_batch::{Assembled, BufferRange, KeyCount, Slab};
 use fastpipe_order::State;
 
 /// The name of the feature that marks the valid rows of a batch.
 pub const VALID: &str = "valid";
 
-/// The position and size of a batch.
+/// The position and size of a batch, and what it leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchInfo {
     /// The epoch.
@@ -17,6 +17,9 @@ pub struct BatchInfo {
     pub rows: usize,
     /// Number of valid rows. They come first; the rows after them only pad the batch.
     pub valid: usize,
+    /// The keys of each column that may leave some out, including keys of rows that only pad the batch. Empty if no
+    /// column leaves out keys.
+    pub keys: Vec<KeyCount>,
     /// The state after this batch.
     pub after: State,
 }
@@ -37,7 +40,10 @@ impl Batch {
     /// Creates a batch of assembled columns.
     pub(crate) fn new(info: BatchInfo, assembled: Assembled) -> Self {
         Batch {
-            info,
+            info: BatchInfo {
+                keys: assembled.keys,
+                ..info
+            },
             slabs: assembled.slabs,
             parts: assembled.parts,
             dense_shapes: assembled.dense_shapes,

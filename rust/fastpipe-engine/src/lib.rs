@@ -106,7 +106,7 @@ pub use options::Options;
 pub use order_memory::{check_order, check_state, unplanned};
 pub use panicked::panicked;
 pub use reader_totals::{ReaderTotals, Totals, Yielded};
-pub use running_pass::{Delivered, Lease, Origin, PassSource, RunningPass, Seen};
+pub use running_pass::{Delivered, EpochKeys, FeatureKeys, Lease, Origin, PassSource, RunningPass, Seen};
 pub use stats::Stats;
 pub use stream::{Poll, Stream};
 pub use telemetry::{Activity, Telemetry};

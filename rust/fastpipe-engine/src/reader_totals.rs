@@ -3,8 +3,11 @@
 //! Batches are counted when the consumer gets them. Each pass counts its work (`telemetry.rs`). The counts are added to
 //! the totals once no thread can change them, so that totals never decrease.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use fastpipe_batch::KeyCount;
 
 use crate::batch::Batch;
 use crate::telemetry::{Activity, Telemetry};
@@ -22,6 +25,8 @@ pub struct Yielded {
     pub(crate) number: u64,
     /// The epoch of the batch.
     pub(crate) epoch: u64,
+    /// The keys of each of its columns.
+    pub(crate) keys: Vec<KeyCount>,
     rows: u64,
     bytes: u64,
     waited: Duration,
@@ -33,6 +38,7 @@ impl Yielded {
         Yielded {
             number,
             epoch: batch.info.epoch,
+            keys: batch.info.keys.clone(),
             rows: batch.info.valid as u64,
             bytes: batch.parts.iter().map(|part| part.len as u64).sum(),
             waited: asked.elapsed(),
@@ -91,6 +97,8 @@ struct State {
     totals: Totals,
     /// Counters of passes whose threads may still be working.
     running: Vec<Arc<Telemetry>>,
+    /// The features about whose keys the caller was warned.
+    warned: HashSet<Arc<str>>,
 }
 
 impl ReaderTotals {
@@ -127,6 +135,11 @@ impl ReaderTotals {
         totals.epoch = batch.epoch;
         totals.waited += waited;
         totals.waits[bucket(waited)] += 1;
+    }
+
+    /// Whether the caller is to be warned about the keys of a feature, which happens once.
+    pub(crate) fn warns(&self, feature: &Arc<str>) -> bool {
+        self.of_this_process().warned.insert(feature.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -169,6 +182,7 @@ mod tests {
         Yielded {
             number: 0,
             epoch: 3,
+            keys: Vec::new(),
             rows,
             bytes: 8 * rows,
             waited: Duration::from_nanos(waited),

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Source};
+use fastpipe_batch::{ColumnSpec, Error, ErrorKind, KeyCount, Source, add_key_counts};
 use fastpipe_order::{Order, RemainingEpoch, State};
 
 use crate::batch_source::{BatchSource, ObservePass};
@@ -16,6 +16,9 @@ use crate::stream::{Poll, Stream};
 
 /// The longest time for which waiting for a batch delays the handling of Ctrl-C.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Up to a tenth of the keys may be left out without a warning, as in `fastpipe._omissions`.
+const UNSAID: u64 = 10;
 
 /// The source of a pass and the pass's lease. Observers may keep the source after the pass has ended.
 pub struct PassSource {
@@ -33,6 +36,7 @@ pub struct Seen {
     /// Locked only briefly, and with the GIL held, so no other thread can hold the lock when the process forks.
     /// TensorFlow's threads are an exception, but TensorFlow itself doesn't survive a fork.
     state: Mutex<Delivered>,
+    columns: Arc<[ColumnSpec]>,
 }
 
 /// The batches that the consumer has received.
@@ -47,12 +51,52 @@ pub struct Delivered {
     pub state: State,
     /// Whether the consumer has reached the end.
     pub ended: bool,
+    /// The keys of each column in these batches. Empty if no column leaves out keys.
+    keys: Vec<KeyCount>,
+    /// The keys that [`RunningPass::next_report`] has returned.
+    reported: Vec<KeyCount>,
+}
+
+/// The keys of a feature, some of which may have been left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FeatureKeys {
+    /// The name of the feature.
+    pub feature: Arc<str>,
+    /// The keys.
+    pub keys: KeyCount,
+}
+
+/// The keys that the batches of an epoch have left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EpochKeys {
+    /// The epoch.
+    pub epoch: u64,
+    /// The keys of each feature that has any. True if the caller is to be warned: much is left out, for the first time
+    /// in this reader.
+    pub features: Vec<(FeatureKeys, bool)>,
 }
 
 impl Seen {
     /// Locks and returns the progress up to now.
     pub fn lock(&self) -> MutexGuard<'_, Delivered> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the keys of each feature that leaves out keys, in the batches that the consumer has received.
+    pub fn keys(&self) -> Vec<FeatureKeys> {
+        self.named(self.lock().keys.iter().copied())
+    }
+
+    /// Adds the names of the columns to their counts. Leaves out columns without keys.
+    fn named(&self, counts: impl Iterator<Item = KeyCount>) -> Vec<FeatureKeys> {
+        let columns = self.columns.iter().zip(counts);
+        let columns = columns
+            .filter(|(_, keys)| keys.read > 0)
+            .map(|(column, keys)| FeatureKeys {
+                feature: column.name.clone(),
+                keys,
+            });
+        columns.collect()
     }
 }
 
@@ -92,9 +136,12 @@ impl RunningPass {
             epoch: state.epoch,
             state,
             ended: false,
+            keys: Vec::new(),
+            reported: Vec::new(),
         };
         let seen = Arc::new(Seen {
             state: Mutex::new(delivered),
+            columns: begun.source.facts().columns.clone(),
         });
         Arc::new(RunningPass {
             batches,
@@ -209,10 +256,39 @@ impl RunningPass {
         }
         let mut seen = self.seen.lock();
         seen.batches += 1;
+        add_key_counts(&mut seen.keys, &batch.keys);
         // Several threads may take batches, and a later batch may be recorded first.
         if batch.number >= seen.last {
             (seen.last, seen.epoch, seen.state) = (batch.number + 1, batch.epoch, after);
         }
+    }
+
+    /// Returns the keys of the last epoch if `next` is the first batch of another epoch, or `None` at the end of the
+    /// pass. Returns them once. If several threads take batches, keys of an epoch's last batches may be reported with
+    /// the next epoch. The caller must call it before it records the batch or the end.
+    pub fn next_report(&self, next: Option<&Yielded>) -> Option<EpochKeys> {
+        let mut seen = self.seen.lock();
+        if seen.keys == seen.reported || next.is_some_and(|next| next.epoch <= seen.epoch) {
+            return None;
+        }
+        let now = seen.keys.clone();
+        let before = std::mem::replace(&mut seen.reported, now);
+        let before = before.into_iter().chain(std::iter::repeat(KeyCount::default()));
+        let counts = seen.keys.iter().zip(before).map(|(now, before)| now.since(before));
+        let features = self.seen.named(counts).into_iter();
+        let warns = |found: &FeatureKeys| {
+            let first = || {
+                self.origin
+                    .totals
+                    .as_ref()
+                    .is_none_or(|totals| totals.warns(&found.feature))
+            };
+            found.keys.dropped.saturating_mul(UNSAID) > found.keys.read && first()
+        };
+        Some(EpochKeys {
+            epoch: seen.epoch,
+            features: features.map(|found| (found.clone(), warns(&found))).collect(),
+        })
     }
 
     /// Records that the consumer has reached the end.

@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use fastpipe_batch::ErrorKind;
+use fastpipe_engine::EpochKeys;
 use fastpipe_tensorflow::{Argument, Code, Failure, Host, Iteration, Wanted, columns};
 use pyo3::exceptions::{PyFileNotFoundError, PyImportError, PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::errors;
+use crate::passes::dropped_keys;
 use crate::passes::pass::Pass;
 use crate::sources::avro_messages::MessageDecoder;
 
@@ -77,6 +79,14 @@ struct PythonHost(Py<PyAny>);
 impl Host for PythonHost {
     fn begin(&self, arguments: Vec<Argument>) -> Option<Result<Iteration, Failure>> {
         Python::try_attach(|py| self.start(py, arguments))
+    }
+
+    fn report(&self, keys: EpochKeys) {
+        Python::try_attach(|py| {
+            if let Err(error) = dropped_keys::report(py, Some(keys)) {
+                error.write_unraisable(py, None);
+            }
+        });
     }
 
     fn class_name(&self, kind: ErrorKind) -> &'static str {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use fastpipe_engine::{Poll, Yielded};
+use fastpipe_engine::{EpochKeys, Poll, Yielded};
 
 use crate::api::handle::{Context, ShapeContext, Status};
 use crate::api::{Api, Code, Failure, OwnStatus, TF_INT64};
@@ -162,10 +162,12 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
                             std::mem::take(&mut batch.info.after),
                         );
                         outputs.batch(running.columns(), &iteration.columns, *batch)?;
+                        report(registered, running.next_report(Some(&yielded)));
                         running.delivered(yielded, after);
                         return Ok(());
                     }
                     Ok(Poll::End) => {
+                        report(registered, running.next_report(None));
                         running.ended();
                         return Err(end());
                     }
@@ -206,6 +208,17 @@ unsafe fn begin(registered: &Registered, context: *mut Context) -> Result<Iterat
         Ok(Err(panic)) => std::panic::resume_unwind(panic),
         Err(error) => Err(Failure::new(Code::Unknown, format!("cannot start a thread: {error}"))),
     }
+}
+
+/// Logs the keys that an epoch has left out, in a separate thread for the same reason as [`begin`].
+fn report(registered: &Registered, keys: Option<EpochKeys>) {
+    let Some(keys) = keys else { return };
+    let Some(_inside) = GATE.enter() else { return };
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("fastpipe-report".into());
+        // Without a thread, the counts are still in the statistics of the reader.
+        _ = thread.spawn_scoped(scope, || registered.host.report(keys));
+    });
 }
 
 /// Reads the arguments of a dataset.

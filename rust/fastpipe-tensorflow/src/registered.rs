@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use fastpipe_batch::ErrorKind;
+use fastpipe_engine::EpochKeys;
 
 use crate::api::handle::Context;
 use crate::api::{Api, Code, Failure, OwnStatus};
@@ -15,6 +16,10 @@ pub trait Host: Send + Sync {
     /// Starts an iteration over the dataset that the arguments describe, in a separate thread. `None` once the program
     /// is ending.
     fn begin(&self, arguments: Vec<Argument>) -> Option<Result<Iteration, Failure>>;
+
+    /// Logs the keys that the batches of an epoch have left out, in a separate thread. Does nothing once the program is
+    /// ending.
+    fn report(&self, keys: EpochKeys);
 
     /// The name of the exception class for a kind of error.
     fn class_name(&self, kind: ErrorKind) -> &'static str;

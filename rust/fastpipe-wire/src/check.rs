@@ -23,6 +23,10 @@ pub fn check(columns: &[ColumnSpec], batch: &Batch, most_rows: usize) -> Result<
             info.rows, info.valid
         )));
     }
+    let counted = info.keys.is_empty() || info.keys.len() == columns.len();
+    if !counted || info.keys.iter().any(|keys| keys.dropped > keys.read) {
+        return Err(malformed("its counts of keys don't fit its columns"));
+    }
     let mut checker = Checker {
         batch,
         parts: batch.parts.iter(),

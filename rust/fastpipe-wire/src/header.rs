@@ -4,13 +4,13 @@
 //! includes the version, and a checksum of all later bytes. Without the checksum, a header that was damaged in transit
 //! could be read as another one.
 
-use fastpipe_batch::{BufferRange, Error, ErrorKind, Result, Slab};
+use fastpipe_batch::{BufferRange, Error, ErrorKind, KeyCount, Result, Slab};
 use fastpipe_engine::{Batch, BatchInfo};
 use fastpipe_order::{PartialChunk, Place, Remaining, State};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-const MARK: [u8; 4] = *b"fpb1";
+const MARK: [u8; 4] = *b"fpb2";
 
 /// The total size of the mark and the checksum in bytes.
 const FRONT: usize = 12;
@@ -40,6 +40,7 @@ struct Written {
     rows: u64,
     valid: u64,
     after: WrittenState,
+    keys: Vec<(u64, u64)>,
     lens: Vec<u64>,
     sums: Vec<u64>,
     parts: Vec<(u32, u64, u64)>,
@@ -133,6 +134,7 @@ impl Header {
             step,
             rows,
             valid,
+            keys,
             after,
         } = &self.info;
         let written = Written {
@@ -141,6 +143,7 @@ impl Header {
             rows: *rows as u64,
             valid: *valid as u64,
             after: after.into(),
+            keys: keys.iter().map(|keys| (keys.read, keys.dropped)).collect(),
             lens: self.lens.iter().map(|&len| len as u64).collect(),
             sums: self.sums.clone(),
             parts: self
@@ -209,6 +212,11 @@ impl Header {
                 step: written.step,
                 rows: number(written.rows)?,
                 valid: number(written.valid)?,
+                keys: written
+                    .keys
+                    .into_iter()
+                    .map(|(read, dropped)| KeyCount { read, dropped })
+                    .collect(),
                 after: written.after.into(),
             },
             lens,
@@ -264,7 +272,7 @@ mod tests {
             after in state(), numbers in any::<[u32; 2]>(), places in any::<[u64; 2]>(),
             lens in vec(0usize..1 << 40, 0..5), sums in any::<Option<u64>>(),
             parts in vec((any::<usize>(), any::<usize>(), any::<usize>()), 0..9),
-            dense_shapes in vec(vec(any::<i64>(), 0..3), 0..3),
+            dense_shapes in vec(vec(any::<i64>(), 0..3), 0..3), keys in vec(any::<(u64, u64)>(), 0..3),
         ) -> Header {
             let part = |(slab, offset, len): (usize, usize, usize)| {
                 let slab = slab % lens.len();
@@ -274,6 +282,7 @@ mod tests {
             Header {
                 info: BatchInfo {
                     epoch: places[0], step: places[1], rows: numbers[0] as usize, valid: numbers[1] as usize, after,
+                    keys: keys.into_iter().map(|(read, dropped)| KeyCount { read, dropped }).collect(),
                 },
                 parts: if lens.is_empty() { Vec::new() } else { parts.into_iter().map(part).collect() },
                 sums: sums.map_or_else(Vec::new, |sum| vec![sum; lens.len()]),

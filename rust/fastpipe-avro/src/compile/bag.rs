@@ -50,6 +50,7 @@ impl<'a> Compiler<'a> {
             unions: self.schema.within_unions(item).unwrap_or_default().1,
             smallest: self.schema.smallest(item),
             lookup: lookup.clone(),
+            drops: lookup.drops(),
             null_is_left_out: matches!(column.feature.nulls, Nulls::Fill(_)),
             batch_index: form.layout == SparseLayout::Coo,
             coordinates,

@@ -54,6 +54,7 @@ impl<'a> Compiler<'a> {
         self.plan.keys.push(KeyOp {
             keys,
             lookup: lookup.clone(),
+            drops: lookup.drops(),
             to,
             part,
             valid: column.parts.mask_at(want.level),

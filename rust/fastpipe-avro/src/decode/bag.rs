@@ -115,10 +115,13 @@ impl<'d> Decoder<'_, 'd, '_, '_> {
         for i in 0..n {
             (found[kept], entries.values[kept]) = (found[i], entries.values[i]);
             let known = found[i] != UNKNOWN;
-            if !known && !op.lookup.drops() {
+            if !known && !op.drops {
                 return Err(DecodeError::UnknownKey(self.unknown(entries.keys[i])));
             }
             kept += usize::from(known);
+        }
+        if op.drops {
+            self.out.count_keys(op.coordinates as usize, n, n - kept)?;
         }
         let slot = i64::from(self.out.slot());
         let coordinates = self.out.writer(op.coordinates as usize);

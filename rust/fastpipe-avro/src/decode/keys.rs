@@ -31,7 +31,7 @@ impl Decoder<'_, '_, '_, '_> {
             }
         };
         match index {
-            UNKNOWN if op.lookup.drops() => Ok(()),
+            UNKNOWN if op.drops => Ok(self.out.count_keys(op.part as usize, 1, 1)?),
             UNKNOWN => Err(DecodeError::UnknownKey(unknown)),
             _ => self.index(op, index),
         }
@@ -39,6 +39,9 @@ impl Decoder<'_, '_, '_, '_> {
 
     #[inline(always)]
     fn index(&mut self, op: &KeyOp, index: i64) -> Result<()> {
+        if op.drops {
+            self.out.count_keys(op.part as usize, 1, 0)?;
+        }
         if let Some(valid) = op.valid {
             self.out.writer(valid as usize).push(1u8)?;
         }
@@ -79,12 +82,16 @@ impl Decoder<'_, '_, '_, '_> {
             }
             let mut found = [UNKNOWN; MOST_KEYS];
             op.lookup.find(&keys[..n], &mut found);
+            let mut dropped = 0;
             for (key, &index) in keys[..n].iter().zip(&found) {
                 match index {
-                    UNKNOWN if op.lookup.drops() => {}
+                    UNKNOWN if op.drops => dropped += 1,
                     UNKNOWN => return Err(DecodeError::UnknownKey(self.unknown(*key))),
                     _ => number::code(index, op.to, self.out.writer(op.part as usize))?,
                 }
+            }
+            if op.drops {
+                self.out.count_keys(op.part as usize, n, dropped)?;
             }
             left -= n;
         }

@@ -29,6 +29,8 @@ pub(crate) enum Keys {
 pub(crate) struct KeyOp {
     pub(crate) keys: Keys,
     pub(crate) lookup: Arc<Lookup>,
+    /// Whether keys without an index are left out, and counted.
+    pub(crate) drops: bool,
     pub(crate) to: DType,
     pub(crate) part: PartId,
     /// The mask that marks the index as valid; `None` if the column has no mask.
@@ -65,6 +67,8 @@ pub(crate) struct BagOp {
     pub(crate) unions: Unions,
     pub(crate) smallest: u64,
     pub(crate) lookup: Arc<Lookup>,
+    /// Whether entries without an index are left out, and counted.
+    pub(crate) drops: bool,
     /// Whether entries with nulls are left out.
     pub(crate) null_is_left_out: bool,
     /// Whether coordinates begin with the batch index.

@@ -109,6 +109,7 @@ impl PassContext {
             step: plan.step,
             rows: plan.rows as usize,
             valid: plan.valid as usize,
+            keys: Vec::new(),
             after: plan.after,
         };
         let started = match plan.content {

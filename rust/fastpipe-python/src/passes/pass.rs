@@ -15,6 +15,7 @@ use pyo3::types::PyDict;
 
 use crate::arrays::batch_arrays::to_dict;
 use crate::errors::{guarded, lost, raised_of, to_py};
+use crate::passes::dropped_keys::report;
 use crate::passes::progress::Progress;
 use crate::passes::stats;
 use crate::service::local_request::LocalRequest;
@@ -81,7 +82,9 @@ impl Position {
     /// process.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let stats = py.detach(|| self.look.stats());
-        stats.map(|stats| stats::to_dict(py, &stats)).transpose()
+        stats
+            .map(|stats| stats::to_dict(py, &stats, &self.seen.keys()))
+            .transpose()
     }
 
     /// Returns the state after the last batch that was delivered.
@@ -154,22 +157,25 @@ impl Pass {
         py: Python<'_>,
         make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
-        self.drawn(py, |batch| std::mem::take(&mut batch.info.after), make)
+        let after = |batch: &mut Batch| std::mem::take(&mut batch.info.after);
+        self.drawn(py, after, |running, next| report(py, running.next_report(next)), make)
     }
 
-    /// Like [`Pass::draw`], but the batch keeps its state for callers that pass it on to another process or pass.
+    /// Like [`Pass::draw`], but the batch keeps its state for callers that pass it on to another process or pass. These
+    /// report what its epoch leaves out.
     pub(crate) fn draw_whole<T>(
         &self,
         py: Python<'_>,
         make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
-        self.drawn(py, |batch| batch.info.after.clone(), make)
+        self.drawn(py, |batch| batch.info.after.clone(), |_, _| Ok(()), make)
     }
 
     fn drawn<T>(
         &self,
         py: Python<'_>,
         after: impl FnOnce(&mut Batch) -> State,
+        report: impl FnOnce(&RunningPass, Option<&Yielded>) -> PyResult<()>,
         make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
         let Some(running) = &self.running else { return Ok(None) };
@@ -179,7 +185,10 @@ impl Pass {
             match polled.map_err(|error| self.failed(py, running, &error))? {
                 Poll::Ready(number, mut batch) => {
                     let (yielded, after) = (Yielded::new(number, &batch, asked), after(&mut batch));
-                    let made = guarded(py, || make(running.columns(), *batch));
+                    let made = guarded(py, || {
+                        report(running, Some(&yielded))?;
+                        make(running.columns(), *batch)
+                    });
                     // The batch is lost, so later batches must not be delivered.
                     let made = made.inspect_err(|error| {
                         let error = lost(py, error);
@@ -189,9 +198,10 @@ impl Pass {
                     return Ok(Some(made));
                 }
                 Poll::End => {
-                    running.ended();
                     py.detach(|| running.release());
-                    return Ok(None);
+                    let reported = report(running, None);
+                    running.ended();
+                    return reported.map(|()| None);
                 }
                 Poll::Pending => py.check_signals()?,
             }

@@ -1,11 +1,11 @@
 //! Statistics of a pass as a dict.
 
-use fastpipe_engine::{Learned, Stats};
+use fastpipe_engine::{FeatureKeys, Learned, Stats};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 /// Returns nested dicts of numbers, which `fastpipe.Reader.stats` documents.
-pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &Stats, keys: &[FeatureKeys]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("batches", stats.batches)?;
     dict.set_item("rows", stats.rows)?;
@@ -17,6 +17,15 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py
     dict.set_item("bytes_opened", stats.bytes_opened)?;
     dict.set_item("bytes_delivered", stats.bytes_delivered)?;
     dict.set_item("ready", stats.ready)?;
+
+    let counts = PyDict::new(py);
+    for FeatureKeys { feature, keys } in keys {
+        let count = PyDict::new(py);
+        count.set_item("read", keys.read)?;
+        count.set_item("dropped", keys.dropped)?;
+        counts.set_item(&**feature, count)?;
+    }
+    dict.set_item("keys", counts)?;
 
     let seconds = PyDict::new(py);
     seconds.set_item("elapsed", stats.elapsed)?;
