@@ -358,6 +358,20 @@ def test_a_saved_graph_needs_the_parser(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[1, 2]"
 
 
+def test_numbers_become_indices_of_buckets() -> None:
+    schema = wire.record("R", x="long", many=wire.list_of("double"))
+    rows = [{"x": x, "many": [x / 2, 7.0]} for x in range(9)]
+    records = [datum(schema, row) for row in rows]
+    # Specs of many edges have the same text, and need different parsers.
+    for edges in ([2, 5.5], list(range(100)), list(range(0, 200, 2))):
+        found = fptf.parse_avro(records, schema, {name: fastpipe.BucketSpec(edges) for name in ("x", "many")})
+        assert found["x"].numpy().tolist() == np.digitize([row["x"] for row in rows], edges).tolist()
+        assert found["many"].to_list() == [np.digitize(row["many"], edges).tolist() for row in rows]
+    record = datum(schema, {"x": 1, "many": [float("nan")]})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="on_nan="):
+        fptf.parse_avro([record], schema, {"many": fastpipe.BucketSpec([1])})
+
+
 def test_text_becomes_indices() -> None:
     names = sorted({user["name"] for user in USERS})
     features: dict[str, Any] = {"name": fastpipe.VocabularySpec(names), "hash": fastpipe.HashSpec(100, field="name")}

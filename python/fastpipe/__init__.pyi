@@ -39,6 +39,7 @@ from fastpipe.service import connect as connect
 from fastpipe.specs import DenseSpec as DenseSpec
 from fastpipe.specs import RaggedSpec as RaggedSpec
 from fastpipe.specs import SparseSpec as SparseSpec
+from fastpipe.specs._buckets import BucketSpec as BucketSpec
 from fastpipe.specs._vocabularies import HashSpec as HashSpec
 from fastpipe.specs._vocabularies import VocabularySpec as VocabularySpec
 from fastpipe.sql import read_sql as read_sql

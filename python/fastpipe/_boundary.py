@@ -26,10 +26,15 @@ Described: TypeAlias = "tuple[str, str, list[int | None], str, str, int | None]"
 # The dialect of CSV files.
 LoweredDialect: TypeAlias = "tuple[int, int | None, int | None, int, bool | list[str], list[bytes], bool, bool]"
 
-# How the values of a feature are converted to numbers.
-LoweredLookup: TypeAlias = "tuple[Vocabulary | None, str, int, int, bytes, str | None, str]"
+# How the text of a feature is converted to indices.
+LoweredKeys: TypeAlias = "tuple[Vocabulary | None, str, int, int, bytes, str | None, str]"
 
-# The features to read: the spec of each feature, and the lookup if its text is read as indices.
+# How the numbers of a feature are converted to the indices of their buckets: the edges, and whether NaN has a bucket.
+LoweredBuckets: TypeAlias = "tuple[list[int | float], bool]"
+
+LoweredLookup: TypeAlias = "LoweredKeys | LoweredBuckets"
+
+# The features to read: the spec of each feature, and the lookup if its values are read as indices.
 LoweredFeatures: TypeAlias = "dict[str, tuple[Lowered, LoweredLookup | None]]"
 
 # The features to read, or names of columns whose specs are inferred, or None for all columns.

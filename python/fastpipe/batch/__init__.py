@@ -19,11 +19,14 @@ NumPy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from fastpipe._arguments import within
+from fastpipe.batch._dense import added, counts, fitting, lengths_of, padded
 from fastpipe.batch._form import (
     Form,
     blank,
@@ -104,6 +107,78 @@ class Ragged(Form):
         """Returns a nested list for each row, with None for null items."""
         items = to_list(self._values)
         return [items[start:stop] for start, stop in pairwise(self._offsets.tolist())]
+
+    def to_padded(self, length: int | Sequence[int | None] | None = None, value: Any = 0) -> np.ndarray:
+        """Returns the rows as an array `[rows, length, ...]` (a copy). Shorter rows are padded, longer ones truncated.
+
+        `DenseSpec((length,), dtype, pad=0)` reads numbers in this form without a copy. This method also pads indices of
+        a `VocabularySpec`, `HashSpec` or `BucketSpec`. Null items get the padding value.
+
+        Args:
+            length: Number of items of each row, 0 to 2^63 - 1, or None for the length of the longest row. For rows
+                within rows, a sequence with the length of each level, outermost first. Defaults to None, which is the
+                longest length of each level.
+            value: Value that is appended. An index of padding must differ from all other indices, such as `spec.size`.
+                Defaults to 0.
+
+        Raises:
+            TypeError: If the items are text or sparse, or if an argument has the wrong type.
+            ValueError: If an argument is out of range, or if there are more lengths than levels.
+
+        Example:
+            >>> import numpy as np
+            >>> import fastpipe
+            >>> ragged = fastpipe.Ragged(np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
+            >>> ragged.to_padded(value=-1)
+            array([[ 1,  2],
+                   [-1, -1],
+                   [ 3, -1]])
+            >>> ragged.to_padded(1).tolist()
+            [[1], [0], [3]]
+        """
+        length, *below = lengths_of(length)
+        items = self._values
+        if isinstance(items, Masked):
+            items = _filled(items, value)
+        if isinstance(items, Ragged):
+            items = items.to_padded(below or None, value)
+        elif below:
+            raise ValueError("length has more entries than the rows have levels")
+        if not isinstance(items, np.ndarray):
+            raise TypeError(f"only numbers can be padded, and the items are {type(items).__name__}: use to_list()")
+        return padded(items, self._offsets, length, value)
+
+    def to_counts(self, size: int, dtype: Any = "float32") -> np.ndarray:
+        """Returns how often each row has each index, as an array `[rows, size]`: a bag of words.
+
+        `to_counts(size) > 0` is the multi-hot encoding. Null items don't count.
+
+        Args:
+            size: Number of indices, 0 to 2^63 - 1: the `size` of a `VocabularySpec`, `HashSpec` or `BucketSpec`. The
+                array has `rows * size` elements.
+            dtype: Dtype of the counts. Defaults to "float32".
+
+        Raises:
+            TypeError: If the items aren't integers.
+            ValueError: If an index is out of range.
+
+        Example:
+            >>> import numpy as np
+            >>> import fastpipe
+            >>> ragged = fastpipe.Ragged(np.array([1, 1, 2]), np.array([0, 2, 2, 3]))
+            >>> ragged.to_counts(3, dtype="int8")
+            array([[0, 2, 0],
+                   [0, 0, 0],
+                   [0, 0, 1]], dtype=int8)
+        """
+        size = within("size", size, 0, 2**63 - 1)
+        items, offsets = self._values, self._offsets
+        if isinstance(items, Masked) and items.valid.ndim == 1:
+            before = np.concatenate([[0], np.cumsum(items.valid)])
+            items, offsets = items.values[items.valid], before[offsets]
+        if not isinstance(items, np.ndarray) or items.ndim > 1 or items.dtype.kind not in "iu":
+            raise TypeError("only rows of indices can be counted: the items must be integers, in one level of rows")
+        return counts(items, offsets, size, dtype)
 
     def _slice(self, start: int, stop: int) -> Ragged:
         offsets = self._offsets[start : stop + 1]
@@ -321,6 +396,18 @@ class Masked(Form):
         return Masked(take_rows(self._values, rows), self._valid[rows])
 
 
+def _filled(masked: Masked, value: Any) -> Any:
+    """Returns the values of a mask, with `value` for null items. Null rows are already empty."""
+    values = masked.values
+    if not isinstance(values, np.ndarray):
+        return values
+    return np.where(
+        masked.valid.reshape(masked.valid.shape + (1,) * (values.ndim - masked.valid.ndim)),
+        values,
+        fitting(value, values.dtype),
+    )
+
+
 class _SparseForm(Form):
     """Base class of both layouts of sparse rows."""
 
@@ -347,6 +434,29 @@ class _SparseForm(Form):
     def __len__(self) -> int:
         """Returns the number of rows, which is the first entry of `dense_shape`."""
         return int(self._dense_shape[0])
+
+    def to_dense(self) -> np.ndarray:
+        """Returns an array of `dense_shape` (a copy), with zeros where no entry is. Entries at equal indices are added.
+
+        Raises:
+            TypeError: If the values aren't numbers.
+            ValueError: If an index is out of range.
+
+        Example:
+            >>> import numpy as np
+            >>> import fastpipe
+            >>> indices, values = np.array([[0, 3], [1, 2], [1, 2]]), np.array([0.5, 1.0, 1.0])
+            >>> fastpipe.Sparse(indices, values, np.array([2, 4])).to_dense()
+            array([[0. , 0. , 0. , 0.5],
+                   [0. , 0. , 2. , 0. ]])
+        """
+        if not isinstance(self._values, np.ndarray) or self._values.dtype.kind not in "biuf":
+            raise TypeError("only sparse rows of numbers have a dense form: use to_list()")
+        return added(self._dense_shape.tolist(), self._coordinates(), self._values)
+
+    def _coordinates(self) -> list[np.ndarray]:
+        """Returns the row and the index in each dimension of each entry."""
+        raise NotImplementedError
 
     def _row(self, index: int) -> NoReturn:
         raise TypeError(
@@ -378,6 +488,9 @@ class Sparse(_SparseForm):
         self._indices = indices
         self._values = values
         self._dense_shape = dense_shape
+
+    def _coordinates(self) -> list[np.ndarray]:
+        return list(self._indices.T)
 
     def _slice(self, start: int, stop: int) -> Sparse:
         return self._take(np.arange(start, stop))
@@ -433,6 +546,10 @@ class SparseCSR(_SparseForm):
     def __len__(self) -> int:
         """Returns the number of rows."""
         return len(self._offsets) - 1
+
+    def _coordinates(self) -> list[np.ndarray]:
+        rows = np.repeat(np.arange(len(self)), np.diff(self._offsets))
+        return [rows, *(self._indices.T if self._indices.ndim > 1 else [self._indices])]
 
     def _slice(self, start: int, stop: int) -> SparseCSR:
         offsets = self._offsets[start : stop + 1]

@@ -119,7 +119,7 @@ class Spec:
         )
 
     def _lower_lookup(self) -> LoweredLookup | None:
-        """Returns plain values for Rust that describe the lookup of a spec that reads text as indices."""
+        """Returns plain values for Rust that describe the lookup of a spec that reads values as indices."""
         return None
 
     def _check_length(self) -> None:

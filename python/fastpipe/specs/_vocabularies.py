@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from fastpipe._arguments import shown, within
-from fastpipe._boundary import Described, LoweredLookup
+from fastpipe._boundary import Described, LoweredKeys, LoweredLookup
 from fastpipe._fastpipe import Vocabulary as _NativeVocabulary
 from fastpipe._local_path import local
 from fastpipe._omissions import report
@@ -143,23 +143,63 @@ def _text(key: bytes) -> str | bytes:
 
 @dataclass(frozen=True, repr=False)
 class LookupSpec(Spec):
-    """Base class of `VocabularySpec` and `HashSpec`. Don't use it directly."""
+    """Base class of specs whose values are indices. Don't use it directly."""
 
     shape: tuple[int | None, ...] = field(init=False, default=())
     dtype: Any = field(kw_only=True, default="int64")
     scale: int | None = field(init=False, default=None)
-    _: KW_ONLY
-    separator: str | bytes = "\x01"
-    values: Any = None
-    layout: Literal["coo", "csr"] = "coo"
 
     _first: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         if not self._first:
-            raise TypeError("use VocabularySpec or HashSpec")
+            raise TypeError("use VocabularySpec, HashSpec or BucketSpec")
         super().__post_init__()
         _check_number("dtype", "indices are integers", self.dtype, ("int", "uint"))
+
+    @property
+    def size(self) -> int:
+        """Number of indices. A table that is indexed by them, such as an embedding, needs this many rows."""
+        raise NotImplementedError
+
+    def _check_size(self) -> None:
+        if self.size - 1 > np.iinfo(self.dtype).max:
+            raise ValueError(f"dtype must hold indices up to {self.size - 1}; got {self.dtype!r}")
+
+    def __repr__(self) -> str:
+        """Returns Python code that creates this spec, if its first argument is a file or short."""
+        options = [
+            f"{option.name}={getattr(self, option.name)!r}"
+            for option in fields(self)
+            if option.init and option.default is not MISSING and getattr(self, option.name) != option.default
+        ]
+        if self.fill is not None:
+            options.remove("on_null='fill'")  # The fill value implies it.
+        first = self._code_of_first()
+        return f"fastpipe.{type(self).__name__}({', '.join([first, *options])})"
+
+    def _code_of_first(self) -> str:
+        return repr(getattr(self, self._first))
+
+    def _lower_lookup(self) -> LoweredLookup:
+        raise NotImplementedError
+
+    def _described(self) -> list[Any]:
+        """Returns JSON-compatible data that determines the indices, without the handling of nulls."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class KeySpec(LookupSpec):
+    """Base class of `VocabularySpec` and `HashSpec`. Don't use it directly."""
+
+    _: KW_ONLY
+    separator: str | bytes = "\x01"
+    values: Any = None
+    layout: Literal["coo", "csr"] = "coo"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.separator, str):
             try:
                 self.separator.encode()
@@ -176,27 +216,7 @@ class LookupSpec(Spec):
         if self.layout not in ("coo", "csr"):
             raise ValueError(f'layout must be "coo" or "csr"; got {self.layout!r}')
 
-    @property
-    def size(self) -> int:
-        """Number of indices. A table that is indexed by them, such as an embedding, needs this many rows."""
-        raise NotImplementedError
-
-    def _check_size(self) -> None:
-        if self.size - 1 > np.iinfo(self.dtype).max:
-            raise ValueError(f"dtype must hold indices up to {self.size - 1}; got {self.dtype!r}")
-
-    def __repr__(self) -> str:
-        """Returns Python code that creates this spec, if its vocabulary is a file or short."""
-        options = [
-            f"{option.name}={getattr(self, option.name)!r}"
-            for option in fields(self)
-            if option.init and option.default is not MISSING and getattr(self, option.name) != option.default
-        ]
-        if self.fill is not None:
-            options.remove("on_null='fill'")  # The fill value implies it.
-        return f"fastpipe.{type(self).__name__}({', '.join([repr(getattr(self, self._first)), *options])})"
-
-    def _lower_lookup(self) -> LoweredLookup:
+    def _lower_lookup(self) -> LoweredKeys:
         """Returns plain values for Rust.
 
         They are the vocabulary, the handling of unknown keys, the number of buckets, the seed, the separator, the dtype
@@ -204,12 +224,17 @@ class LookupSpec(Spec):
         """
         raise NotImplementedError
 
+    def _described(self) -> list[Any]:
+        table, on_unknown, buckets, seed, separator, values, layout = self._lower_lookup()
+        keys = None if table is None else table.digest
+        return [keys, on_unknown, buckets, seed, separator.hex(), values, layout]
+
     def _separator(self) -> bytes:
         return self.separator.encode() if isinstance(self.separator, str) else self.separator
 
 
 @dataclass(frozen=True, repr=False)
-class VocabularySpec(LookupSpec):
+class VocabularySpec(KeySpec):
     r"""Text that is read as indices in a vocabulary.
 
     Each key is looked up while rows are read, without creating strings. All sources with text support it: Avro files
@@ -297,13 +322,13 @@ class VocabularySpec(LookupSpec):
         """Number of indices: the largest index of the vocabulary plus 1, plus the number of buckets."""
         return int(self.vocabulary.size) + (0 if self.on_unknown != "bucket" else self.num_buckets or 1)
 
-    def _lower_lookup(self) -> LoweredLookup:
+    def _lower_lookup(self) -> LoweredKeys:
         table = self.vocabulary._table
         return table, self.on_unknown, self.num_buckets or 1, 0, self._separator(), self.values, self.layout
 
 
 @dataclass(frozen=True, repr=False)
-class HashSpec(LookupSpec):
+class HashSpec(KeySpec):
     r"""Text that is read as hashes: the index of a key is its XXH3 hash modulo the number of buckets.
 
     The index is computed while rows are read. It equals `xxhash.xxh3_64_intdigest(key, seed) % num_buckets` of the
@@ -354,7 +379,7 @@ class HashSpec(LookupSpec):
         """Number of indices, which equals `num_buckets`."""
         return self.num_buckets
 
-    def _lower_lookup(self) -> LoweredLookup:
+    def _lower_lookup(self) -> LoweredKeys:
         return None, "hash", self.num_buckets, self.seed, self._separator(), self.values, self.layout
 
 
@@ -368,13 +393,8 @@ def described(features: Features) -> dict[str, list[Any]]:
 
     Vocabularies are represented by a digest of keys and indices.
     """
-    found = {}
-    for name, spec in features.items():
-        if isinstance(spec, LookupSpec):
-            table, on_unknown, buckets, seed, separator, values, layout = spec._lower_lookup()
-            keys = None if table is None else table.digest
-            found[name] = [keys, on_unknown, buckets, seed, separator.hex(), values, layout, spec.on_null, spec.fill]
-    return found
+    lookups = {name: spec for name, spec in features.items() if isinstance(spec, LookupSpec)}
+    return {name: [*spec._described(), spec.on_null, spec.fill] for name, spec in lookups.items()}
 
 
 def interpretation(features: Features) -> dict[str, Any]:
@@ -384,6 +404,15 @@ def interpretation(features: Features) -> dict[str, Any]:
     """
     found = described(features)
     return {"lookups": found} if found else {}
+
+
+def key_fields(features: Features) -> set[str]:
+    """Returns the fields that only lookups of keys read."""
+    keys: set[str] = set()
+    others: set[str] = set()
+    for name, spec in features.items():
+        (keys if isinstance(spec, KeySpec) else others).add(spec.field or name)
+    return keys - others
 
 
 def in_form(features: Features, described: Callable[[], Iterable[Described]]) -> Features:
@@ -404,6 +433,7 @@ def _in_form(spec: Spec, found: Spec) -> Spec:
     if not isinstance(spec, LookupSpec):
         return spec
     if isinstance(found, SparseSpec):
+        assert isinstance(spec, KeySpec)
         return replace(found, field=spec.field, layout=spec.layout)
     assert isinstance(found, (DenseSpec, RaggedSpec))
     return replace(found, field=spec.field, fill=spec.fill)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import shown, within
 from fastpipe._private_constructor import private_constructor
+from fastpipe.errors import UnsupportedError
+from fastpipe.specs._buckets import BucketSpec, OnNan
+from fastpipe.specs._vocabularies import Unknown, VocabularySpec
 from fastpipe.statistics._accumulator import Accumulator, Kind
 from fastpipe.statistics._counts import Counts, Value
 
 _LARGEST = 2**63 - 1
+# A BucketSpec has up to this many edges.
+_MOST_BINS = 2**16
 
 
 def _limit(limit: int | None) -> int | None:
@@ -237,6 +242,78 @@ class FeatureStatistics:
             return []
         found = self.quantile([i / bins for i in range(1, bins)])
         return sorted(set(found) - {self.min})
+
+    def to_spec(
+        self,
+        num_buckets: int = 10,
+        *,
+        min_count: int = 1,
+        limit: int | None = None,
+        on_unknown: Unknown = "bucket",
+        field: str | None = None,
+    ) -> VocabularySpec | BucketSpec:
+        r"""Returns a spec that reads the feature as indices, from 0 to below `spec.size`.
+
+        Text is read as indices of its `vocabulary`, and numbers as indices of the bins between their `bin_edges`. If
+        the feature has nulls, the spec masks them. If it has NaN, NaN gets its own index. Arguments for the other kind
+        of feature have no effect, so one call suits features of both kinds.
+
+        Args:
+            num_buckets: Maximum number of buckets of numbers, 2 to 65,537. There are fewer if many values are equal,
+                but at least 2. Defaults to 10.
+            min_count: Minimum number of occurrences of a text, 1 to 2^63 - 1. Defaults to 1.
+            limit: Maximum number of texts in the vocabulary, 1 to 2^63 - 1. Defaults to None, which includes all.
+            on_unknown: How to handle texts that aren't in the vocabulary. See `VocabularySpec`. Defaults to "bucket",
+                an index after all others, because the vocabulary may lack rare or new texts.
+            field: Path of the field to read. Defaults to the feature's name.
+
+        Returns:
+            A `VocabularySpec` for text, bytes, enums and codes of dictionaries. A `BucketSpec` for integers and floats.
+
+        Raises:
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If the feature has bools, dates or times.
+            ValueError: If an argument is out of range, if texts may be missing from the vocabulary, if no text occurs
+                `min_count` times, or if the numbers have less than two values.
+
+        Example:
+            >>> import fastpipe
+            >>> rows = b"city,age\nRome,20\nOslo,30\nRome,40\nBonn,50\n"
+            >>> found = fastpipe.read_csv(rows, batch_size=8).describe()
+            >>> found["age"].to_spec(num_buckets=2)
+            fastpipe.BucketSpec([30])
+            >>> features = {name: found[name].to_spec(num_buckets=2) for name in found}
+            >>> batch = next(iter(fastpipe.read_csv(rows, features=features, batch_size=8)))
+            >>> batch["city"], batch["age"]
+            (array([0, 2, 0, 1]), array([0, 1, 1, 1]))
+        """
+        num_buckets = within("num_buckets", num_buckets, 2, _MOST_BINS + 1)
+        limit = None if limit is None else within("limit", limit, 1, _LARGEST)
+        on_null: Literal["error", "mask"] = "mask" if self.null_count else "error"
+        if self.kind in ("string", "bytes") or self.categories is not None:
+            keys = self.vocabulary(min_count, limit)
+            if not keys:
+                raise ValueError(f"the vocabulary is empty: no text occurs {min_count} times; describe more rows")
+            return VocabularySpec(keys, on_unknown=on_unknown, on_null=on_null, field=field)
+        if self.kind not in ("integer", "float"):
+            what = "bools" if self.kind == "bool" else "dates, times and durations"
+            raise UnsupportedError(f"{what} have neither a vocabulary nor buckets: DenseSpec reads them")
+        edges = self._edges(num_buckets)
+        if not edges:
+            raise ValueError(
+                f"the feature has no two different finite values (min={self.min!r}, max={self.max!r}), so no edge "
+                "divides them: leave it out, or describe more rows"
+            )
+        on_nan: OnNan = "bucket" if self.nan_count else "error"
+        return BucketSpec(edges, on_nan=on_nan, on_null=on_null, field=field)
+
+    def _edges(self, bins: int) -> list[Any]:
+        """Returns `bin_edges(bins)`, or one edge above the smallest value if no coarser quantile differs from it."""
+        edges = self.bin_edges(bins)
+        while not edges and bins < _MOST_BINS:
+            bins *= 2
+            edges = self.bin_edges(bins)[:1]
+        return edges or ([] if self.min == self.max else [self.max])
 
     def _timed(self, value: Any) -> Any:
         if self.kind == "bool" and value is not None:

@@ -42,8 +42,8 @@ def parse_avro(serialized: Any, schema: Any, features: Mapping[str, Any] | None 
         features: Features to read, by name. Defaults to None, which infers all features from the schema. The values can
             be:
 
-                - `DenseSpec`, `RaggedSpec`, `SparseSpec`, `VocabularySpec` and `HashSpec`, with the tensors of
-                  `fastpipe.tf.dataset`.
+                - `DenseSpec`, `RaggedSpec`, `SparseSpec`, `VocabularySpec`, `HashSpec` and `BucketSpec`, with the
+                  tensors of `fastpipe.tf.dataset`.
                 - `tf.io.FixedLenFeature`: a Tensor `[n, *shape]`, whose `default_value` replaces nulls.
                 - `tf.io.VarLenFeature`, and tensorflow-io's `VarLenFeatureWithRank`: nested arrays as a SparseTensor.
                 - `tf.io.SparseFeature`: an array of records as a SparseTensor `[n, *size]`. `index_key` and `value_key`

@@ -246,6 +246,8 @@ class UnitsData(BaseDataset):
                 features = _inferred(schema, request.columns)
             if features is not None:
                 features = request.changed(features)
+        if features is not None and hasattr(units, "with_texts"):
+            units = self._units = units.with_texts(vocabularies.key_fields(features))
         wanted = request.columns if features is None else features._lower()
 
         def begin(calls: UnitCalls, threads: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fastpipe._arguments import flag
@@ -327,6 +328,22 @@ class ParquetUnits(FileUnits):
     def _stored(self, number: int) -> list[str]:
         """Returns the columns that are read from the file itself."""
         return [name for name in self.schema.names if name not in self._folders(number)]
+
+    def with_texts(self, names: Container[str]) -> Self:
+        """Returns the same units with partition columns of these names as text. Folders of integers have text, too."""
+        import pyarrow as pa
+
+        folders = self._partitions[0] if self._partitions else {}
+        changed = [name for name in self.schema.names if name in folders and name in names]
+        if not changed:
+            return self
+        found = copy.copy(self)
+        schema = self.schema
+        for name in changed:
+            place = schema.get_field_index(name)
+            schema = schema.set(place, schema.field(place).with_type(pa.string()))
+        found._choose(schema, self._certain_columns)
+        return found
 
     def _with_folders(self, number: int, table: pa.Table) -> pa.Table:
         import pyarrow as pa

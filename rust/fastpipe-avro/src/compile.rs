@@ -1,6 +1,7 @@
 //! Compiles the schema of a file and the requested columns into a decode plan.
 
 mod bag;
+mod buckets;
 mod constants;
 mod defaults;
 mod fuse;

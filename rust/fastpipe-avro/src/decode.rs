@@ -2,6 +2,7 @@
 
 mod arrays;
 mod bag;
+mod buckets;
 mod datums;
 mod decimal;
 mod keys;
@@ -276,6 +277,7 @@ impl Decoder<'_, '_, '_, '_> {
             Op::Text { check, to } => self.read_text(*check, *to),
             Op::Sparse(index) => self.sparse(&plan.sparse[*index as usize]),
             Op::Bag(index) => self.bag(&plan.bags[*index as usize]),
+            Op::Bucket(index) => self.bucket(&plan.buckets[*index as usize]),
             Op::Decimal(index) if self.usual_decimal(&plan.decimals[*index as usize])? => Ok(()),
             _ => self.step(pc),
         }
@@ -420,6 +422,7 @@ impl Decoder<'_, '_, '_, '_> {
             Op::Key(index) => self.key(*index),
             Op::KeyItems(index) => self.key_items(&plan.key_items[*index as usize]),
             Op::Bag(index) => self.bag(&plan.bags[*index as usize]),
+            Op::Bucket(index) => self.bucket(&plan.buckets[*index as usize]),
             Op::Folders => self.emit(self.folders, 1),
         }
     }

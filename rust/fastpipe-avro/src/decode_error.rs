@@ -1,7 +1,7 @@
 //! Errors of decoding as small values. They are converted to an [`Error`] with a location only when they leave the
 //! decoder.
 
-use fastpipe_batch::{DType, Error, ErrorKind, Overflow};
+use fastpipe_batch::{DType, Error, ErrorKind, NAN, Overflow};
 
 use crate::limits::{
     LEAST_ZERO_WIDTH_ITEMS, MAX_DEPTH, MAX_METADATA_ENTRIES, MAX_ZERO_WIDTH, ZERO_WIDTH_ITEMS_PER_BYTE,
@@ -71,6 +71,8 @@ pub(crate) enum DecodeError {
     /// A null entry of a bag, or an entry with a null name or value.
     NullEntry,
     UnknownKey(UnknownKey),
+    /// NaN, for which no bucket was requested.
+    Nan,
     ShapeExact {
         expected: u64,
         found: u64,
@@ -172,6 +174,7 @@ impl DecodeError {
             ),
             // The decoder has access to the text and names the key.
             DecodeError::UnknownKey(_) => (ValueRange, "expected a key of the vocabulary, found another one".into()),
+            DecodeError::Nan => (ValueRange, NAN.into()),
             DecodeError::ShapeExact { expected, found } => (
                 Shape,
                 format!(

@@ -8,7 +8,7 @@ use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request};
 
 use crate::field_path::{End, ResolvedPath, misfit, trace};
 use crate::plan::Wire;
-use crate::schema::{Field, NodeId, Schema, Type, Unions};
+use crate::schema::{Field, Logical, NodeId, Schema, Type, Unions};
 
 /// The role of a field in a bag's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,11 +82,13 @@ pub(crate) const DROPS: &str = "on_unknown=\"drop\" leaves keys out of bags and 
 /// The error for a missing fill value: nulls have no index.
 pub(crate) const FILLS: &str = "on_null=\"fill\" requires fill=, the index that stands for a null, such as fill=0";
 
+const TEXT: &str = "VocabularySpec and HashSpec read text as indices";
+
 /// The type of field that a feature with a lookup reads.
 enum Found {
     /// A bag with entries of this type.
     Bag(NodeId),
-    /// Text within this many arrays and maps.
+    /// Text or numbers within this many arrays and maps.
     Text(usize),
 }
 
@@ -94,6 +96,10 @@ fn found<'s>(schema: &'s Schema, feature: &Feature) -> Result<(ResolvedPath<'s>,
     let trace = trace(schema, feature)?;
     let dims = trace.nullable.len() - 1;
     let found = match trace.end {
+        _ if feature.lookup.as_ref().is_some_and(|lookup| lookup.buckets().is_some()) => {
+            check_numbers(schema, &trace.end)?;
+            Found::Text(dims)
+        }
         End::Keys => Found::Text(dims),
         End::Codes(id) => {
             let reason = format!(
@@ -124,6 +130,30 @@ fn found<'s>(schema: &'s Schema, feature: &Feature) -> Result<(ResolvedPath<'s>,
         },
     };
     Ok((trace, found))
+}
+
+/// Checks that values are numbers, which have buckets.
+fn check_numbers(schema: &Schema, end: &End) -> Result<(), Error> {
+    let (what, hint) = match *end {
+        End::Node(id) => match (schema.ty(id), schema.node(id).logical) {
+            (Type::Int | Type::Long | Type::Float | Type::Double, None)
+            | (Type::Bytes | Type::Fixed(_), Some(Logical::Decimal { .. })) => return Ok(()),
+            (Type::Int | Type::Long, Some(_)) => (
+                schema.describe(id),
+                "read the stored integers with DenseSpec((), \"int64\") and pass them to numpy.digitize",
+            ),
+            (Type::Array(item), _) if schema.are_entries(*item) => {
+                (schema.describe(id), "field=\"<path>.value\" reads the values of a bag")
+            }
+            (Type::String | Type::Bytes | Type::Fixed(_) | Type::Enum(_), _) => (schema.describe(id), TEXT),
+            _ => (schema.describe(id), "read it with another spec"),
+        },
+        End::Codes(id) => (schema.describe(id), "name one of its types"),
+        End::Keys => ("string".into(), TEXT),
+    };
+    Err(misfit(format!(
+        "buckets are for ints, longs, floats, doubles and decimals, but the field's values are of type {what}: {hint}"
+    )))
 }
 
 /// Returns a feature with the form that its lookup and the schema of the first file determine. Features without a

@@ -5,8 +5,10 @@
 //! [`Op::Folders`](crate::plan::Op), at the end of a record. The constants that it writes are stored with the block. So
 //! files in a thousand folders share one plan, and partitioning doesn't affect the plans of other files.
 
+use std::borrow::Cow;
+
 use fastpipe_batch::{
-    DType, Error, ErrorKind, Feature, Key, Leaf, Nulls, Request, Result, Scalar, UNKNOWN, ValueParts,
+    DType, Error, ErrorKind, Feature, Key, Leaf, Lookup, Nulls, Request, Result, Scalar, UNKNOWN, ValueParts,
 };
 
 use crate::compile::constants;
@@ -64,14 +66,15 @@ impl FolderColumn {
     /// Checks that this column can be read as a feature.
     fn check(&self, feature: &Feature) -> Result<()> {
         if let Some(lookup) = &feature.lookup {
-            return match self.is_int() {
-                true => Err(misfit(format!(
-                    "the folders {}=... contain integers, but keys are text; request an integer dtype",
+            return match lookup.buckets() {
+                Some(_) if !self.is_int() => Err(misfit(format!(
+                    "the folders {}=... contain text, and buckets are for numbers: VocabularySpec and HashSpec read \
+                     text as indices",
                     self.name
                 ))),
-                false if lookup.drops() => Err(misfit(DROPS.into())),
-                false if self.is_nullable() && feature.nulls == Nulls::Fill(None) => Err(misfit(FILLS.into())),
-                false => Ok(()),
+                _ if lookup.drops() => Err(misfit(DROPS.into())),
+                _ if self.is_nullable() && feature.nulls == Nulls::Fill(None) => Err(misfit(FILLS.into())),
+                _ => Ok(()),
             };
         }
         let (fits, kind, ask) = match (&feature.request, self.is_int()) {
@@ -185,7 +188,7 @@ impl FolderColumns {
             let Some(at) = column.folder else { continue };
             let value = self.0[at].values.get(file).and_then(Option::as_ref);
             let written = match (value, &column.feature.nulls) {
-                (Some(Scalar::Bytes(text)), _) if column.feature.lookup.is_some() => looked_up(column, text),
+                (Some(value), _) if column.feature.lookup.is_some() => looked_up(column, value),
                 (Some(value), _) => present(column, value),
                 (None, Nulls::Mask) => constants(column, 0, None, true),
                 (None, Nulls::Fill(fill)) => constants(column, 0, fill.as_ref(), true),
@@ -200,16 +203,29 @@ impl FolderColumns {
     }
 }
 
-/// Returns the constants that write the index of a text to a column.
-fn looked_up(column: &Column, text: &[u8]) -> Result<Vec<Emit>> {
-    let key = Key { text, term: None };
-    match column.feature.lookup.as_ref().map(|lookup| lookup.find_one(key)) {
+/// Returns the constants that write the index of a folder's value to a column. The key of an integer is its text, as in
+/// the folder's name.
+fn looked_up(column: &Column, value: &Scalar) -> Result<Vec<Emit>> {
+    let text: Cow<'_, [u8]> = match value {
+        Scalar::Bytes(text) => text.into(),
+        Scalar::Int(value) => value.to_string().into_bytes().into(),
+        Scalar::Bool(_) | Scalar::Float(_) => Vec::new().into(),
+    };
+    let key = Key {
+        text: &text,
+        term: None,
+    };
+    let index = |lookup: &Lookup| match (lookup.buckets(), value) {
+        (Some(buckets), Scalar::Int(value)) => buckets.of_integer(*value),
+        _ => lookup.find_one(key),
+    };
+    match column.feature.lookup.as_deref().map(index) {
         Some(index) if index != UNKNOWN => present(column, &Scalar::Int(index.into())),
         _ => {
             let reason = format!(
                 "expected a key of the vocabulary, found the folder {}={}; on_unknown=\"bucket\" gives such keys an index",
                 column.feature.field,
-                String::from_utf8_lossy(text)
+                String::from_utf8_lossy(&text)
             );
             Err(Error::new(ErrorKind::ValueRange, reason))
         }

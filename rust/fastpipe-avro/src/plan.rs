@@ -4,11 +4,13 @@
 //! for each record. Bodies of arrays, maps and unions are ranges ([`Span`]) of the same list. Operations that know the
 //! width of unwanted values skip them.
 
+mod bucket_ops;
 mod lookup_ops;
 mod ops;
 mod per_schema;
 mod scalar;
 
+pub(crate) use self::bucket_ops::{BucketOp, Encoded};
 pub(crate) use self::lookup_ops::{BagField, BagOp, KeyItemsOp, KeyOp, Keys};
 pub(crate) use self::ops::{DecimalBytes, DecimalOp, Emit, EnumTable, Op, SparseField, SparseOp, SparseWhat};
 pub(crate) use self::per_schema::{Plans, laid_out};
@@ -48,6 +50,7 @@ pub(crate) struct Plan {
     pub(crate) keys: Vec<KeyOp>,
     pub(crate) key_items: Vec<KeyItemsOp>,
     pub(crate) bags: Vec<BagOp>,
+    pub(crate) buckets: Vec<BucketOp>,
     pub(crate) programs: Vec<Span>,
     pub(crate) scalars: Vec<Scalar>,
     /// Parts that only scalars write, in ascending order.

@@ -18,6 +18,7 @@
 
 mod allocator;
 mod assemble;
+mod buckets;
 mod buffers;
 mod cells;
 mod columnar;
@@ -44,6 +45,7 @@ mod writer;
 
 pub use allocator::{SharedSlabs, SlabAllocator};
 pub use assemble::{Assembled, BufferRange, assemble};
+pub use buckets::{Buckets, Edge, MOST_EDGES, NAN};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
 pub use columnar::{ArenaRows, ColumnarRows};

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use twox_hash::XxHash3_64;
 use twox_hash::xxhash3_64::{RawHasher, SecretBuffer};
 
+use crate::buckets::Buckets;
 use crate::dtype::DType;
 use crate::key::{Key, MOST_KEYS, UNKNOWN};
 use crate::sparse::SparseLayout;
@@ -42,6 +43,8 @@ pub enum Indices {
         /// The seed of the hash.
         seed: u64,
     },
+    /// The bucket of a number. The field has numbers instead of text.
+    Buckets(Arc<Buckets>),
 }
 
 /// How text is converted to indices.
@@ -66,6 +69,15 @@ impl Lookup {
             Indices::Vocabulary(vocabulary, Unknown::Buckets(buckets)) => vocabulary.size().saturating_add(*buckets),
             Indices::Vocabulary(vocabulary, _) => vocabulary.size(),
             Indices::Hash { buckets, .. } => *buckets,
+            Indices::Buckets(buckets) => buckets.size(),
+        }
+    }
+
+    /// Returns the buckets, if the field has numbers instead of text.
+    pub fn buckets(&self) -> Option<&Arc<Buckets>> {
+        match &self.indices {
+            Indices::Buckets(buckets) => Some(buckets),
+            Indices::Vocabulary(..) | Indices::Hash { .. } => None,
         }
     }
 
@@ -87,6 +99,8 @@ impl Lookup {
         let keys = &keys[..keys.len().min(MOST_KEYS)];
         let mut joined = [0; JOINED];
         match &self.indices {
+            // Text has no bucket.
+            Indices::Buckets(_) => found.iter_mut().for_each(|found| *found = UNKNOWN),
             Indices::Hash { buckets, seed } => {
                 for (key, found) in keys.iter().zip(found) {
                     *found = bucket(hash(*key, &self.separator, *seed, &mut joined), *buckets);

@@ -8,6 +8,7 @@ use fastpipe_batch::{
     spec_code,
 };
 
+use crate::buckets::has_buckets;
 use crate::categories::Categories;
 use crate::trace::{Step, Trace, is_coded, misfit, trace};
 use crate::types::{fits, fits_scale, leaf};
@@ -279,7 +280,8 @@ pub fn with_forms(schema: &Schema, features: &[Feature]) -> Result<Vec<Feature>,
 /// Derives the form of a feature with a lookup from a schema. Returns other features unchanged.
 ///
 /// # Errors
-/// [`ErrorKind::Schema`](fastpipe_batch::ErrorKind::Schema) if the column isn't text or lists of text.
+/// [`ErrorKind::Schema`](fastpipe_batch::ErrorKind::Schema) if the column isn't text or lists of text, or
+/// numbers or lists of numbers for a feature with buckets.
 pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
     if feature.lookup.is_none() {
         return Ok(feature.clone());
@@ -288,12 +290,31 @@ pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
     found.map_err(|error| error.at_feature(feature.name.as_str()))
 }
 
+/// Checks that values of a type have buckets.
+fn check_numbers(ty: &DataType) -> Result<(), Error> {
+    if has_buckets(ty) {
+        return Ok(());
+    }
+    let hint = match leaf(ty) {
+        Some(Leaf::Bytes { .. }) => "VocabularySpec and HashSpec read text as indices",
+        Some(Leaf::Fixed(dtype)) if dtype.is_time() => {
+            "read the stored integers with DenseSpec((), \"int64\") and pass them to numpy.digitize"
+        }
+        _ => "read them with another spec",
+    };
+    Err(misfit(format!(
+        "buckets are for integers, floats and decimals, but the column's values are of type {ty}: {hint}"
+    )))
+}
+
 fn with_form_of(feature: &Feature, trace: &Trace) -> Result<Feature, Error> {
     use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Null, Utf8, Utf8View};
     let Some(lookup) = &feature.lookup else {
         return Ok(feature.clone());
     };
-    if !matches!(
+    if lookup.buckets().is_some() {
+        check_numbers(&trace.end)?;
+    } else if !matches!(
         trace.end,
         Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView | Null
     ) {

@@ -16,6 +16,7 @@
 //! This crate contains no I/O, no threads and no Python.
 
 mod binding;
+mod buckets;
 mod categories;
 mod columns;
 mod export;

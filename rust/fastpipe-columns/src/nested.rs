@@ -2,7 +2,7 @@
 //! the batch.
 
 use fastpipe_batch::{
-    ColumnarRows, DType, Error, ErrorKind, Form, Leaf, LengthRule, Nulls, Overflow, PartId, Request, SparseForm,
+    ColumnarRows, DType, Error, ErrorKind, Form, Leaf, LengthRule, NAN, Nulls, Overflow, PartId, Request, SparseForm,
     TextParts, ValueParts,
 };
 
@@ -136,6 +136,15 @@ impl Gather<'_> {
 
     #[cold]
     fn unfit(&self, leaf: Leaf, chunk: &Binding, i: usize) -> Error {
+        if self
+            .column
+            .feature
+            .lookup
+            .as_ref()
+            .is_some_and(|lookup| lookup.buckets().is_some())
+        {
+            return Error::new(ErrorKind::ValueRange, NAN);
+        }
         if let (Some(text), Some(_)) = (chunk.coded(i), &self.column.feature.lookup) {
             let text: String = text.chars().take(QUOTED).collect();
             let drop = match self.column.feature.request.rank() {

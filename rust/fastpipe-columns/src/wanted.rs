@@ -9,6 +9,7 @@ use fastpipe_batch::{
     DType, Error, ErrorKind, Key, Leaf, Lookup, MOST_KEYS, TimeUnit, UNKNOWN, try_collect, try_with_capacity,
 };
 
+use crate::buckets::in_buckets;
 use crate::categories::Categories;
 use crate::nearest::nearest;
 use crate::scaled::unscaled;
@@ -110,6 +111,15 @@ pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, E
         finished.values = Values::Elements(codes);
         finished.fitting = known;
         finished.texts = Some(Values::of_text(array)?);
+        return Ok(finished);
+    }
+    if let (Some(buckets), Leaf::Fixed(dtype)) = (wanted.lookup.and_then(Lookup::buckets), leaf)
+        && *array.data_type() != DataType::Null
+    {
+        let (indices, known) = in_buckets(array, buckets, dtype)?;
+        finished.taken = indices.len();
+        finished.values = Values::Elements(indices);
+        finished.fitting = known;
         return Ok(finished);
     }
     if let (Some(lookup), Leaf::Fixed(dtype)) = (wanted.lookup, leaf)

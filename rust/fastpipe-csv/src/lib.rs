@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod around;
+mod bucket_fields;
 mod dialect;
 mod field_error;
 mod fields;

@@ -159,7 +159,10 @@ impl Rows {
         out: &mut Sink<'_>,
     ) -> Result<(), FieldError> {
         if let Some(lookup) = &target.lookup {
-            return self.index_of(text, lookup, dtype, cell, target, out);
+            return match lookup.buckets() {
+                Some(buckets) => self.bucket_of(text, buckets, dtype, cell, target, out),
+                None => self.index_of(text, lookup, dtype, cell, target, out),
+            };
         }
         let trimmed = text.trim_ascii();
         if self.reading.dialect.stands_for_null(text) {
@@ -246,6 +249,18 @@ impl Rows {
             );
             return Err(FieldError::Value(ErrorKind::ValueRange, reason));
         }
+        self.index(found, dtype, cell, target, out)
+    }
+
+    /// Writes an index.
+    pub(crate) fn index(
+        &self,
+        found: i64,
+        dtype: DType,
+        cell: u32,
+        target: &Target,
+        out: &mut Sink<'_>,
+    ) -> Result<(), FieldError> {
         let misfit = || FieldError::Value(ErrorKind::ValueRange, format!("the index {found} doesn't fit {dtype}"));
         macro_rules! integer {
             ($t:ty) => {
@@ -285,7 +300,7 @@ impl Rows {
     }
 
     /// Handles a null field as the spec requires: returns an error, masks it or fills it.
-    fn null(
+    pub(crate) fn null(
         &self,
         text: &[u8],
         dtype: DType,
@@ -301,7 +316,10 @@ impl Rows {
                 } else {
                     format!("{} represents a null", quoted(text))
                 };
-                let masked = self.spec_instead(target, &format!("\"{dtype}\", on_null=\"mask\""));
+                let masked = match &target.lookup {
+                    Some(_) => "on_null=\"mask\" in its spec".into(),
+                    None => self.spec_instead(target, &format!("\"{dtype}\", on_null=\"mask\"")),
+                };
                 let reason = format!("{what}: {masked} masks nulls, and fill= instead of on_null= replaces them");
                 return Err(FieldError::Value(ErrorKind::Null, reason));
             }
@@ -324,7 +342,7 @@ impl Rows {
     }
 }
 
-fn quoted(text: &[u8]) -> String {
+pub(crate) fn quoted(text: &[u8]) -> String {
     let more = if text.len() > QUOTED { " …" } else { "" };
     format!("{:?}{more}", String::from_utf8_lossy(&text[..text.len().min(QUOTED)]))
 }

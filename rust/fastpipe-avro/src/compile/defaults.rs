@@ -4,6 +4,7 @@
 use fastpipe_batch::{DType, Error, Leaf, LengthRule, Nulls, Request, Scalar, ValueParts};
 use serde_json::Value;
 
+use super::buckets::in_bucket;
 use super::constants::constants;
 use super::{Code, Compiler, Want};
 use crate::decode::{divided, parsed, uuid, wide};
@@ -164,7 +165,9 @@ impl<'a> Compiler<'a> {
                     }
                     return Ok(());
                 }
-                let scalar = self.scalar(id, value, want).ok_or_else(wrong)?;
+                let scalar = self.scalar(id, value, want);
+                let scalar = scalar.and_then(|scalar| in_bucket(column, schema.ty(id), scalar));
+                let scalar = scalar.ok_or_else(wrong)?;
                 self.present(want, &scalar, emits).map_err(|_| {
                     let leaf = column.feature.request.leaf();
                     misfit(format!(
@@ -235,6 +238,9 @@ impl<'a> Compiler<'a> {
         let ValueParts::Elements(dtype, _) = column.parts.values else {
             return None;
         };
+        if column.feature.lookup.is_some() {
+            return None;
+        }
         let node = self.schema.node(id);
         let text = value.as_str()?;
         match (&node.ty, node.logical) {

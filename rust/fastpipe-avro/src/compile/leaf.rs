@@ -11,11 +11,13 @@ use crate::plan::{DecimalBytes, DecimalOp, EnumTable, Op, Wire};
 use crate::schema::{Logical, NodeId, Symbols, Type};
 
 impl<'a> Compiler<'a> {
-    /// Returns the encoding of a number type, or `None` for other types and for numbers that are scaled.
+    /// Returns the encoding of a number type, or `None` for other types and for numbers that are scaled or converted to
+    /// buckets.
     pub(super) fn wire_of(&self, id: NodeId, want: Want<'a>) -> Option<Wire> {
         let node = self.schema.node(id);
-        let scaled = self.columns[want.column].feature.scale.is_some_and(|scale| scale != 0);
-        wire(&node.ty, want.rounds || node.rounds).filter(|_| !scaled)
+        let feature = &self.columns[want.column].feature;
+        let converted = feature.scale.is_some_and(|scale| scale != 0) || feature.lookup.is_some();
+        wire(&node.ty, want.rounds || node.rounds).filter(|_| !converted)
     }
 
     /// Compiles a value without components. `id` is `None` for the key of a map.
@@ -32,6 +34,9 @@ impl<'a> Compiler<'a> {
             return Ok(());
         }
         if let Some(lookup) = &column.feature.lookup {
+            if let Some(buckets) = lookup.buckets() {
+                return self.bucket(id, buckets, want, path, out);
+            }
             return self.key(ty, lookup, want, path, out);
         }
         let is_enum = matches!(ty, Type::Enum(_));

@@ -45,8 +45,10 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(true)
     }
 
-    pub(super) fn decimal(&mut self, op: &DecimalOp) -> Result<()> {
-        let value = match op.bytes {
+    /// Reads the unscaled integer of a decimal. Returns `None` if it exceeds 128 bits.
+    #[inline(always)]
+    pub(super) fn unscaled(&mut self, bytes: DecimalBytes) -> Result<Option<i128>> {
+        Ok(match bytes {
             DecimalBytes::Counted => {
                 let (bytes, n) = self.cursor.text_and_rest()?;
                 unscaled(bytes, n)
@@ -57,7 +59,11 @@ impl Decoder<'_, '_, '_, '_> {
             }
             DecimalBytes::Int => Some(i128::from(self.cursor.int()?)),
             DecimalBytes::Long => Some(i128::from(self.cursor.long()?)),
-        };
+        })
+    }
+
+    pub(super) fn decimal(&mut self, op: &DecimalOp) -> Result<()> {
+        let value = self.unscaled(op.bytes)?;
         let range = DecodeError::Decimal { dtype: op.to };
         let value = value.ok_or(range)?;
         let out = self.out.writer(op.part as usize);

@@ -155,6 +155,8 @@ pub(crate) enum Op {
     Key(u32),
     KeyItems(u32),
     Bag(u32),
+    /// Reads a number as the index of its bucket. Contains an index into the table of buckets.
+    Bucket(u32),
     /// Writes the values of the file's partition columns, which are constants of the block.
     Folders,
 }

@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use fastpipe_batch::{DType, Feature, Indices, Lookup, SparseLayout, Unknown, Vocabulary as Table, path_text};
+use fastpipe_batch::{
+    Buckets, DType, Edge, Feature, Indices, Lookup, SparseLayout, Unknown, Vocabulary as Table, path_text,
+};
 use fastpipe_datasets::{LOOK_AFTER_KEYS, read_vocabulary};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -131,7 +133,7 @@ impl Vocabulary {
 /// The lookup of a feature whose text is converted to indices. Its elements are a vocabulary (`None` for a hash), the
 /// treatment of unknown keys (or `"hash"`), the number of buckets, the seed, the separator, the dtype of a bag's values
 /// and the layout.
-pub(crate) type LoweredLookup<'py> = (
+pub(crate) type LoweredKeys<'py> = (
     Option<Bound<'py, Vocabulary>>,
     String,
     u64,
@@ -141,36 +143,81 @@ pub(crate) type LoweredLookup<'py> = (
     String,
 );
 
+/// An edge between two buckets.
+#[derive(FromPyObject)]
+pub(crate) enum LoweredEdge {
+    Int(i128),
+    Float(f64),
+}
+
+/// The lookup of a feature with indices: of keys, or of the buckets of numbers. The latter consists of the edges, and
+/// whether NaN has a bucket.
+#[derive(FromPyObject)]
+pub(crate) enum LoweredLookup<'py> {
+    Keys(LoweredKeys<'py>),
+    Buckets((Vec<LoweredEdge>, bool)),
+}
+
 /// Builds a feature from its name, its lowered spec and its lookup. The schema later determines its array type.
-pub(crate) fn feature(name: String, mut lowered: Lowered<'_>, lookup: LoweredLookup<'_>) -> PyResult<Feature> {
-    let (vocabulary, unknown, buckets, seed, separator, values, layout) = lookup;
-    let number = |name: &str| {
-        let reason = || PyValueError::new_err(format!("unknown dtype {name:?} of indices or values"));
-        DType::from_name(name).ok_or_else(reason)
-    };
-    let unknown = match unknown.as_str() {
-        "drop" => Unknown::Drop,
-        "bucket" => Unknown::Buckets(buckets),
-        _ => Unknown::Error,
-    };
-    let lookup = Lookup {
-        indices: match vocabulary {
-            Some(vocabulary) => Indices::Vocabulary(vocabulary.get().0.clone(), unknown),
-            None => Indices::Hash { buckets, seed },
-        },
-        separator: separator.into(),
-        dtype: number(&lowered.2)?,
-        values: values.as_deref().map(number).transpose()?,
-        layout: if layout == "csr" {
-            SparseLayout::Csr
-        } else {
-            SparseLayout::Coo
-        },
+pub(crate) fn feature(
+    py: Python<'_>,
+    name: String,
+    mut lowered: Lowered<'_>,
+    lookup: LoweredLookup<'_>,
+) -> PyResult<Feature> {
+    let dtype = number(&lowered.2)?;
+    let lookup = match lookup {
+        LoweredLookup::Keys(keys) => of_keys(keys, dtype)?,
+        LoweredLookup::Buckets((edges, nan)) => {
+            let edges: Vec<Edge> = edges.into_iter().map(edge).collect();
+            Lookup {
+                indices: Indices::Buckets(Arc::new(Buckets::new(&edges, nan).py(py)?)),
+                separator: Box::default(),
+                dtype,
+                values: None,
+                layout: SparseLayout::Coo,
+            }
+        }
     };
     lowered.0 = "dense".into();
     let feature = features::feature(name, lowered)?;
     Ok(Feature {
         lookup: Some(Arc::new(lookup)),
         ..feature
+    })
+}
+
+fn edge(edge: LoweredEdge) -> Edge {
+    match edge {
+        LoweredEdge::Int(edge) => Edge::Int(edge),
+        LoweredEdge::Float(edge) => Edge::Float(edge),
+    }
+}
+
+fn number(name: &str) -> PyResult<DType> {
+    let reason = || PyValueError::new_err(format!("unknown dtype {name:?} of indices or values"));
+    DType::from_name(name).ok_or_else(reason)
+}
+
+fn of_keys(lookup: LoweredKeys<'_>, dtype: DType) -> PyResult<Lookup> {
+    let (vocabulary, unknown, buckets, seed, separator, values, layout) = lookup;
+    let unknown = match unknown.as_str() {
+        "drop" => Unknown::Drop,
+        "bucket" => Unknown::Buckets(buckets),
+        _ => Unknown::Error,
+    };
+    Ok(Lookup {
+        indices: match vocabulary {
+            Some(vocabulary) => Indices::Vocabulary(vocabulary.get().0.clone(), unknown),
+            None => Indices::Hash { buckets, seed },
+        },
+        separator: separator.into(),
+        dtype,
+        values: values.as_deref().map(number).transpose()?,
+        layout: if layout == "csr" {
+            SparseLayout::Csr
+        } else {
+            SparseLayout::Coo
+        },
     })
 }

@@ -14,11 +14,12 @@ impl<'py> FromPyObject<'_, 'py> for Features {
     type Error = PyErr;
 
     fn extract(lowered: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let py = lowered.py();
         let lift = |(name, lowered): (Bound<'py, PyAny>, Bound<'py, PyAny>)| {
             let (spec, lookup): (Lowered<'py>, Option<LoweredLookup<'py>>) = lowered.extract()?;
             let name = name.extract()?;
             match lookup {
-                Some(lookup) => lookups::feature(name, spec, lookup),
+                Some(lookup) => lookups::feature(py, name, spec, lookup),
                 None => features::feature(name, spec),
             }
         };
