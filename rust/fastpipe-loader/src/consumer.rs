@@ -176,12 +176,29 @@ impl Consumer {
         numbers.into_iter().find(|&number| is_empty(number))
     }
 
-    /// Starts a batch. `number` is its number in its pass, and `seed` is the seed of the pass.
+    /// Starts a batch whose rows any item worker may produce. See [`begin_for`](Self::begin_for).
+    ///
+    /// # Errors
+    ///
+    /// As for [`begin_for`](Self::begin_for).
+    pub fn begin(&self, number: u64, seed: u64, indices: &Indices<'_>, slab: Slab) -> Result<Begun, Refused> {
+        self.begin_for(None, number, seed, indices, slab)
+    }
+
+    /// Starts a batch. `owner` is the only item worker that may produce its rows; with `None`, all may. `number` is the
+    /// batch's number in its pass, and `seed` is the seed of the pass.
     ///
     /// # Errors
     ///
     /// [`Refused`] if memory for the indices can't be allocated. A slot must be free.
-    pub fn begin(&self, number: u64, seed: u64, indices: &Indices<'_>, slab: Slab) -> Result<Begun, Refused> {
+    pub fn begin_for(
+        &self,
+        owner: Option<usize>,
+        number: u64,
+        seed: u64,
+        indices: &Indices<'_>,
+        slab: Slab,
+    ) -> Result<Begun, Refused> {
         let mut state = self.slabs.lock();
         let whole = |bytes| Slab::Of {
             layout: 0,
@@ -211,6 +228,7 @@ impl Consumer {
             (&slot.layout, layout),
             (&slot.odd, 0),
             (&slot.failed, 0),
+            (&slot.owner, owner.map_or(0, |owner| owner as u32 + 1)),
             (&slot.stage, stage::OPEN),
         ] {
             to.store(value, Ordering::Relaxed);
@@ -243,7 +261,7 @@ impl Consumer {
         let work = &self.block.header().work;
         work.begun.store(sequence + 1, Ordering::Release);
         work.changed.fetch_add(1, Ordering::SeqCst);
-        self.block.wake_makers(rows);
+        self.block.wake_makers(rows, owner.is_some());
         drop(state);
         if rows == 0 {
             // An empty batch has no last row, so no worker would finish it.

@@ -5,7 +5,7 @@
 
 use std::mem::size_of;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::record::Record;
 
@@ -130,6 +130,8 @@ pub(crate) struct Slot {
     pub(crate) odd: AtomicU32,
     /// The first failed row, encoded as `u32::MAX - row`; 0 if no row has failed.
     pub(crate) failed: AtomicU32,
+    /// The item worker that produces all rows, as its index plus 1; 0 if any item worker may claim rows.
+    pub(crate) owner: AtomicU32,
     /// The batch's number.
     pub(crate) number: AtomicU64,
     /// The seed of the pass, from which items derive theirs.
@@ -150,6 +152,14 @@ pub(crate) struct Slot {
     pub(crate) result: AtomicU64,
     pub(crate) result_len: AtomicU64,
     pub(crate) refusal: Refusal,
+}
+
+impl Slot {
+    /// Whether an item worker may claim rows of the batch.
+    pub(crate) fn is_for(&self, item_worker: usize) -> bool {
+        let owner = self.owner.load(Ordering::Relaxed);
+        owner == 0 || owner as usize == item_worker + 1
+    }
 }
 
 /// Details of a failed allocation.

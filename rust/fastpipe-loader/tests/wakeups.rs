@@ -77,7 +77,7 @@ fn a_batch_of_one_item_worker_wakes_one() {
             block.note_pace(1000);
             begin(consumer, 0);
             woken(1);
-            let claim = block.claim().unwrap();
+            let claim = block.claim(0).unwrap();
             assert_eq!((claim.first, claim.end), (0, 32));
             woken(1);
             begin(consumer, 1);
@@ -96,7 +96,7 @@ fn an_item_worker_that_leaves_rows_wakes_the_next() {
             // Items take longer from now on.
             block.note_pace(1 << 40);
             for expected in [2, 3] {
-                let claim = block.claim().unwrap();
+                let claim = block.claim(0).unwrap();
                 assert_eq!(claim.end - claim.first, 1);
                 woken(expected);
             }
