@@ -11,6 +11,7 @@ use fastpipe_memory::{Extent, PageLocks, Refused, SharedMemory, futex};
 use crate::control::{Failure, Slot, stage};
 use crate::control_block::{ControlBlock, Options};
 use crate::index_page::{IndexPage, Indices, RowKind};
+use crate::item_worker::PENDING;
 use crate::slab_supply::{Begun, Counted, Pending, Slab, SlabSupply};
 
 /// The consumer starts batches and takes them. Its process owns the memory.
@@ -239,7 +240,7 @@ impl Consumer {
             (&slot.page, page.offset as u64),
             (&slot.desk_len, page.len as u64),
             // Item workers don't allocate a slab if the consumer will.
-            (&slot.slab, u64::from(slab != Slab::ByMaker)),
+            (&slot.slab, if slab == Slab::ByMaker { 0 } else { PENDING }),
             (&slot.slab_len, 0),
             (&slot.slab_rows, 0),
             (&slot.free, 0),
@@ -435,7 +436,7 @@ impl Consumer {
                 }
             };
             let mut state = self.slabs.lock();
-            let waits = slot.layout.load(Ordering::Relaxed) != 0 || state.unplanned.contains(&batch);
+            let waits = slot.layout.load(Ordering::Relaxed) != 0 || slot.slab.load(Ordering::Acquire) == PENDING;
             if slot.placed.load(Ordering::Acquire) == 0 && waits {
                 // Workers that wait for the slab can stop waiting.
                 state.forget(batch);

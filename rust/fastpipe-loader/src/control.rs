@@ -126,7 +126,8 @@ pub(crate) struct Slot {
     /// 1 if the slab is allocated, 2 if its allocation failed, 3 if a worker has kept it.
     pub(crate) placed: AtomicU32,
     pub(crate) layout: AtomicU32,
-    /// Number of rows that aren't stored in the slab according to the layout.
+    /// Number of rows that aren't stored in the slab according to the layout. If the batch is written as a whole, 1 if
+    /// its size must not be learned.
     pub(crate) odd: AtomicU32,
     /// The first failed row, encoded as `u32::MAX - row`; 0 if no row has failed.
     pub(crate) failed: AtomicU32,
@@ -138,7 +139,7 @@ pub(crate) struct Slot {
     pub(crate) seed: AtomicU64,
     pub(crate) page: AtomicU64,
     pub(crate) desk_len: AtomicU64,
-    /// The offset of the slab; 0 before its allocation, 1 while an item worker allocates it.
+    /// The offset of the slab. Before its allocation: 0, or `PENDING` if the consumer or an item worker allocates it.
     pub(crate) slab: AtomicU64,
     pub(crate) slab_len: AtomicU64,
     /// Bytes of the slab for rows. The rest is for values that are stored outside their rows.

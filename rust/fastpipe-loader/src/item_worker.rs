@@ -61,6 +61,9 @@ pub struct Written {
     end: u64,
 }
 
+/// Stored as the offset of a slab before its allocation, if the consumer or an item worker is to allocate it.
+pub(crate) const PENDING: u64 = 1;
+
 /// How often a waiting worker checks whether it must stop.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -246,7 +249,7 @@ impl ControlBlock {
         if slot.placed.load(Ordering::Acquire) == 0
             && slot
                 .slab
-                .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
+                .compare_exchange(0, PENDING, Ordering::AcqRel, Ordering::Acquire)
                 .is_ok()
         {
             // No layout was known when the batch was started, and this worker is the first to allocate its slab.
@@ -265,6 +268,16 @@ impl ControlBlock {
             }
         }
         self.slab_if_there(number, size)
+    }
+
+    /// Waits until the consumer has allocated the slab of a batch that is written as a whole, if it will allocate one.
+    /// Without this, the batch would be stored outside of its slab, although the consumer still holds enough batches.
+    pub fn wait_for_slab(&self, slot: usize) {
+        let slot = &self.slots()[slot];
+        let pending = || slot.placed.load(Ordering::Acquire) == 0 && slot.slab.load(Ordering::Acquire) == PENDING;
+        while pending() && !self.stopped() {
+            futex::wait(&slot.placed, 0, PATIENCE);
+        }
     }
 
     /// Like `slab`, without waiting: returns `None` if the slab isn't allocated yet or is too small.

@@ -39,6 +39,7 @@ class StreamBatch:
     Attributes:
         data: The batch. None if the stream has ended.
         ended: Whether the stream has ended.
+        is_last: Whether the stream has ended or will end, so that the batch may have fewer items than others.
         start: State before the pass. Only the first answer of a pass of persistent workers has it.
         state: State after the batch. At the end of the stream, the state from which the next pass starts. None if
             neither the dataset nor its iterator has states, or if no state was requested.
@@ -46,7 +47,7 @@ class StreamBatch:
 
     def __init__(self, data: Any = None, *, ended: bool = False) -> None:
         self.data = data
-        self.ended = ended
+        self.ended = self.is_last = ended
         self.start: dict[str, Any] | None = None
         self.state: dict[str, Any] | None = None
 
@@ -132,6 +133,11 @@ class Stream:
             raise StopIteration
         return self._fetcher.fetch(self._index)
 
+    @property
+    def ends(self) -> bool:
+        """Whether the last batch used up the dataset's iterator."""
+        return bool(self._fetcher.ended)
+
     def state(self) -> dict[str, Any] | None:
         """Returns the state within a pass. None if neither the dataset nor its iterator has states."""
         iterator = self._fetcher.dataset_iter
@@ -182,6 +188,7 @@ class WorkerStream:
             answer = StreamBatch(ended=True)
             answer.state = self._stream.state_before() | {"generators": _generators()}
             return answer
+        answer.is_last = self._stream.ends
         state = self._stream.state() if snapshot else None
         answer.state = None if state is None else state | {"generators": _generators()}
         return answer

@@ -116,10 +116,16 @@ class _Helper:
         return self._own_message(self._seeded(self._collate, items, seed, number), room)
 
     def _join_whole(self, indices: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
-        return self._own_message(self._seeded(self._fetch, indices, seed, number), room)
+        made = self._seeded(self._fetch, indices, seed, number)
+        room.wait()
+        return self._own_message(made, room)
 
     def _join_stream(self, turns: list[Turn], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
-        return self._own_message(self._stream.answer(turns[0]), room)
+        answer = self._stream.answer(turns[0])
+        if answer.is_last:
+            room.ignore_size()
+        room.wait()
+        return self._own_message(answer, room)
 
     def _seeded(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any:
         if self.generators is None:
