@@ -8,13 +8,13 @@ from __future__ import annotations
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import fastpipe.torch
 
@@ -84,6 +84,22 @@ class Filled(Dataset[Any]):
         return np.full(self._size // 4, index, np.float32)
 
 
+class FilledStream(IterableDataset[Any]):
+    """The items of `Filled`, divided between the workers."""
+
+    def __init__(self, size: int, length: int, slow: int = 0) -> None:
+        self._items, self._length = Filled(size, length, slow), length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        number, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(number, self._length, workers):
+            yield self._items[index]
+
+
 def stack(items: list[Any]) -> torch.Tensor:
     """Collates items with `torch.stack`, as a user-defined `collate_fn` might."""
     return torch.stack([torch.as_tensor(item) for item in items])
@@ -94,7 +110,12 @@ def identity(items: list[Any]) -> list[Any]:
     return items
 
 
-COLLATIONS: dict[str, Callable[[list[Any]], Any] | None] = {"default": None, "stack": stack, "identity": identity}
+COLLATIONS: dict[str, Callable[[list[Any]], Any] | None] = {
+    "default": None,
+    "stream": None,
+    "stack": stack,
+    "identity": identity,
+}
 
 
 def loader(who: str, dataset: Dataset[Any], method: str, workers: int, collation: str, **more: Any) -> Any:

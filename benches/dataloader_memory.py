@@ -58,7 +58,15 @@ LOADS = {
     "4 MiB, some slow": Load(MiB // 4, 16, 50),
 }
 INTERPRETER = Load(1024, 16)
-RUNS = (("torch", "default"), ("fastpipe", "default"), ("fastpipe", "stack"), ("fastpipe", "identity"))
+RUNS = (
+    ("torch", "default"),
+    ("fastpipe", "default"),
+    ("fastpipe", "stack"),
+    ("fastpipe", "identity"),
+    # An iterable dataset with default collation.
+    ("torch", "stream"),
+    ("fastpipe", "stream"),
+)
 
 
 def children(process: int) -> Iterator[int]:
@@ -120,7 +128,8 @@ def run(who: str, collation: str, workers: int, load: Load, batches: int) -> Non
     """Loads batches and checks their values. This is the program that `peaks` starts."""
     import dataloader_items as items
 
-    dataset = items.Filled(load.size, load.rows * batches, load.slow)
+    kind = items.FilledStream if collation == "stream" else items.Filled
+    dataset = kind(load.size, load.rows * batches, load.slow)
     loader = items.loader(who, dataset, "fork", workers, collation, batch_size=load.rows, prefetch_factor=PREFETCH)
     total = 0.0
     for batch in loader:
@@ -138,9 +147,9 @@ def slope(values: dict[int, int]) -> float:
 
 
 @cache
-def interpreters(who: str, custom: bool, workers: int, quick: bool) -> int:
+def interpreters(who: str, collation: str, workers: int, quick: bool) -> int:
     """Returns the private memory of the program's processes with tiny items, in bytes."""
-    return peaks(who, "stack" if custom else "default", workers, INTERPRETER, quick)[1]
+    return peaks(who, collation, workers, INTERPRETER, quick)[1]
 
 
 def part(bench: Bench) -> None:
@@ -154,7 +163,7 @@ def part(bench: Bench) -> None:
             mine: list[dict[int, int]] = [{}, {}]
             for workers in numbers:
                 in_files, own = peaks(who, collation, workers, load, bench.quick)
-                bare = interpreters(who, collation != "default", workers, bench.quick)
+                bare = interpreters(who, "stack" if collation == "identity" else collation, workers, bench.quick)
                 mine[0][workers], mine[1][workers] = in_files, own - bare
                 bench.say(f"{who}, {what}, {workers} workers: {in_files / MiB:.0f} MiB shared")
                 if who == "fastpipe":

@@ -9,7 +9,7 @@ from typing import Any
 from harness import HERE, RESULTS
 
 COLORS = {"torch": ("tab:orange", "o"), "fastpipe": ("tab:blue", "s")}
-DASHES = {"default": "-", "stack": "--", "identity": ":"}
+DASHES = {"default": "-", "stack": "--", "identity": ":", "stream": "-."}
 ITEM, BATCH, SLACK, PREFETCH = 4, 64, 64, 2
 """Parameters of the memory plot: MiB per item, per batch, and of slack, and the prefetch_factor."""
 

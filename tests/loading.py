@@ -75,7 +75,7 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
     return {"passes": found, "again": ids_by_batch(early), "refused": refused}
 
 
-def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
+def left(paths: list[str], method: str, kept: bool, by: str) -> Any:
     """Abandons passes by `break`, and in the way of Lightning.
 
     Lightning creates the next iterator before it drops the last one.
@@ -87,9 +87,10 @@ def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
         "multiprocessing_context": method,
         "collate_fn": ids,
     }
-    loader = (StatefulDataLoader if stateful else DataLoader)(data, **options, persistent_workers=kept)
+    kinds: dict[str, Any] = {"torch": DataLoader, "torchdata": StatefulDataLoader, "fastpipe": adapter.DataLoader}
+    loader = kinds[by](data, **options, persistent_workers=kept)
     # When the loop has received more than four batches, each worker has been asked for its third.
-    found = [ids_by_batch(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if stateful else (1, 5, 5))]
+    found = [ids_by_batch(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if by == "torchdata" else (1, 5, 5))]
     data.set_epoch(2)
     # tqdm calls `iter` twice and reads only the second iterator. (Workers that aren't forked may begin the first pass
     # after the second one was counted, and so begin the next epoch.)
@@ -210,11 +211,11 @@ def damaged(paths: list[str]) -> Any:
     return found
 
 
-def stateful(paths: list[str], workers: int, steps: list[int], shuffle: bool | str) -> Any:
+def stateful(paths: list[str], workers: int, steps: list[int], shuffle: bool | str, by: str) -> Any:
     """Returns the remaining batches at some steps, in a newly created loader, and the pass after them."""
 
     def loader() -> Any:
-        return StatefulDataLoader(
+        return (StatefulDataLoader if by == "torchdata" else adapter.DataLoader)(
             dataset(paths, shuffle=shuffle),
             batch_size=None,
             num_workers=workers,

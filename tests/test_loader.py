@@ -412,19 +412,7 @@ def test_iterable_datasets_are_read_like_in_torch() -> None:
     assert len(DataLoader(Sized(10), batch_size=2)) == 2
     with pytest.raises(TypeError):
         len(DataLoader(Stream(10)))
-    told = "torch's own workers read iterable datasets, and their time isn't recorded."
-    assert DataLoader(Stream(3)).explain() == told
-
-
-@apart
-def test_iterable_datasets_have_states_of_torchdata() -> None:
-    loader = DataLoader(Stream(10), batch_size=3)
-    batches = iter(loader)
-    first = [next(batches).tolist()]
-    state = loader.state_dict()
-    again = DataLoader(Stream(10), batch_size=3)
-    again.load_state_dict(state)
-    assert first + [batch.tolist() for batch in again] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert DataLoader(Stream(3)).explain() == "No pass has begun: explain() describes the last one."
 
 
 @apart
@@ -436,12 +424,17 @@ def test_data_pipes_are_read_by_torch() -> None:
         pipe = IterableWrapper(range(5))
         loader = DataLoader(pipe, batch_size=2)
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
-        with pytest.raises(UnsupportedError, match="torchdata"):
-            loader.state_dict()
+        assert loader.explain() == "torch's own workers read data pipes, and their time isn't recorded."
+        for call in (loader.state_dict, lambda: loader.load_state_dict({})):
+            with pytest.raises(UnsupportedError, match="data pipes don't support states"):
+                call()
+        for more in ({"memory_limit": "1GB"}, {"num_batch_workers": 1}, {"worker_method": "thread"}):
+            with pytest.raises(UnsupportedError, match="remove the argument|Remove the argument"):
+                DataLoader(pipe, **more)  # type: ignore[arg-type]
 
 
 @apart
-def test_workers_of_map_style_datasets_require_linux() -> None:
+def test_workers_require_linux() -> None:
     from fastpipe.torch.loader import _loader
 
     _loader.sys = SimpleNamespace(platform="darwin")  # type: ignore[assignment]
@@ -449,8 +442,9 @@ def test_workers_of_map_style_datasets_require_linux() -> None:
         with pytest.raises(UnsupportedError, match="require Linux; this is darwin"):
             DataLoader(Numbers(5), **way)
     assert list(DataLoader(Numbers(3))) == [0, 1, 2]
-    # torch's own workers read iterable datasets.
-    assert DataLoader(Stream(5), **FORKED).num_workers == 2
+    with pytest.raises(UnsupportedError, match="require Linux; this is darwin"):
+        DataLoader(Stream(5), **FORKED)
+    assert list(DataLoader(Stream(3))) == [0, 1, 2]
 
 
 @apart

@@ -22,6 +22,7 @@ from apart import apart
 from fastpipe.errors import OutOfMemoryError
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, THREADS, Large, Numbers, Squares, assert_same, listed
+from loader_streams import Counted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
@@ -91,6 +92,8 @@ KINDS: dict[str, tuple[Callable[[], Any], int | None, int, dict[str, Any]]] = {
     "a sample": (lambda: SlowLarge(24, 16 * MB), None, 16 * MB, {}),
     "at once": (lambda: WholeLarge(128, MB), 16, 16 * MB, {}),
     "collated": (lambda: Large(128, MB), 16, 16 * MB, {"collate_fn": listed}),
+    "a stream": (lambda: Counted(16 * MB, 24), 1, 16 * MB, {}),
+    "a stream, collated": (lambda: Counted(4 * MB, 96), 4, 16 * MB, {"collate_fn": listed}),
     # If sizes vary, items are stored next to slabs that are too small for them.
     "growing": (lambda: Growing(160, 2 * MB), 16, 56 * MB, {"collate_fn": listed, "num_batch_workers": 0}),
     "ragged": (lambda: Ragged(160, 2 * MB), 16, 21 * MB, {"collate_fn": listed}),
@@ -103,7 +106,7 @@ KINDS: dict[str, tuple[Callable[[], Any], int | None, int, dict[str, Any]]] = {
 def test_memory_does_not_depend_on_the_number_of_workers(kind: str) -> None:
     make, size, nbytes, more = KINDS[kind]
     for workers, ahead, away in [(1, 2, 0.0), (4, 2, 0.0), (8, 1, 0.01), (4, 4, 0.0), (16, 2, 0.0)]:
-        for way in (FORKED, THREADS) if workers in (8, 16) else (FORKED,):
+        for way in (FORKED, THREADS) if workers in (8, 16) and "stream" not in kind else (FORKED,):
             arguments = way | {"num_workers": workers, "prefetch_factor": ahead} | more
             found = peak(iter(DataLoader(make(), size, **arguments)), away)
             assert found <= (ahead + 1) * nbytes + BESIDE, f"{workers} workers, {ahead} ahead: {found:,} bytes"

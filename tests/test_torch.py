@@ -240,11 +240,12 @@ def test_datasets_resume_at_every_step(data: Data, shuffle: Any) -> None:
 # torchdata still calls the deprecated function.
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("shuffle", [False, True, "buffer"])
-def test_a_stateful_loader_resumes_at_every_step(data: Data, shuffle: Any) -> None:
+@pytest.mark.parametrize("kind", [StatefulDataLoader, adapter.DataLoader])
+def test_a_stateful_loader_resumes_at_every_step(data: Data, kind: Any, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
 
     def loader() -> Any:
-        return StatefulDataLoader(adapter.dataset(data.read(**options)), batch_size=None)
+        return kind(adapter.dataset(data.read(**options)), batch_size=None)
 
     expected = loader()
     expected = [ids_by_batch(expected), ids_by_batch(expected)]

@@ -104,11 +104,18 @@ def test_all_workers_of_a_pass_read_one_epoch(data: Data, method: str, kept: boo
 
 
 @pytest.mark.parametrize(
-    ("method", "kept", "stateful"),
-    [("fork", False, False), ("fork", True, False), ("forkserver", False, False), ("fork", False, True)],
+    ("method", "kept", "by"),
+    [
+        ("fork", False, "torch"),
+        ("fork", True, "torch"),
+        ("forkserver", False, "torch"),
+        ("fork", False, "torchdata"),
+        ("fork", False, "fastpipe"),
+        ("fork", True, "fastpipe"),
+    ],
 )
-def test_loops_left_early_count_as_epochs(data: Data, method: str, kept: bool, stateful: bool) -> None:
-    found = run(program="left", paths=data.paths, method=method, kept=kept, stateful=stateful)
+def test_loops_left_early_count_as_epochs(data: Data, method: str, kept: bool, by: str) -> None:
+    found = run(program="left", paths=data.paths, method=method, kept=kept, by=by)
     for epoch, batches in enumerate(found["left"]):
         # Batches of workers alternate, so these are the first batches of each shard.
         assert batches
@@ -182,16 +189,17 @@ def test_errors_of_workers_name_the_place(data: Data, tmp_path: Path) -> None:
         assert "in DataLoader worker process 0" in each[2]
 
 
+@pytest.mark.parametrize("by", ["torchdata", "fastpipe"])
 @pytest.mark.parametrize(("workers", "shuffle"), [(1, True), (2, True), (2, "block")])
 def test_stateful_loaders_with_workers_resume(
-    data: Data, workers: int, shuffle: bool | str, tmp_path_factory: pytest.TempPathFactory
+    data: Data, workers: int, shuffle: bool | str, by: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     steps = [0, 1, 4]
     if shuffle == "block":
         # Worker 1 finishes long before worker 0. The state must record that, or worker 1 would begin the next epoch.
         data = samples.write(tmp_path_factory.mktemp("on_uneven"), [[120, 5, 60, 6, 4]])
         steps = [6, 15]
-    found = run(program="stateful", paths=data.paths, workers=workers, steps=steps, shuffle=shuffle)
+    found = run(program="stateful", paths=data.paths, workers=workers, steps=steps, shuffle=shuffle, by=by)
     first, second = found["expected"]
     assert sorted(flat(first)) == sorted(flat(second)) == list(range(data.total))
     *midway, at_end = found["found"]

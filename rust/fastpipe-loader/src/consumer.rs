@@ -11,6 +11,7 @@ use fastpipe_memory::{Extent, PageLocks, Refused, SharedMemory, futex};
 use crate::control::{Failure, Slot, stage};
 use crate::control_block::{ControlBlock, Options};
 use crate::index_page::{IndexPage, Indices, RowKind};
+use crate::item_worker::PENDING;
 use crate::slab_supply::{Begun, Counted, Pending, Slab, SlabSupply};
 
 /// The consumer starts batches and takes them. Its process owns the memory.
@@ -176,12 +177,29 @@ impl Consumer {
         numbers.into_iter().find(|&number| is_empty(number))
     }
 
-    /// Starts a batch. `number` is its number in its pass, and `seed` is the seed of the pass.
+    /// Starts a batch whose rows any item worker may produce. See [`begin_for`](Self::begin_for).
+    ///
+    /// # Errors
+    ///
+    /// As for [`begin_for`](Self::begin_for).
+    pub fn begin(&self, number: u64, seed: u64, indices: &Indices<'_>, slab: Slab) -> Result<Begun, Refused> {
+        self.begin_for(None, number, seed, indices, slab)
+    }
+
+    /// Starts a batch. `owner` is the only item worker that may produce its rows; with `None`, all may. `number` is the
+    /// batch's number in its pass, and `seed` is the seed of the pass.
     ///
     /// # Errors
     ///
     /// [`Refused`] if memory for the indices can't be allocated. A slot must be free.
-    pub fn begin(&self, number: u64, seed: u64, indices: &Indices<'_>, slab: Slab) -> Result<Begun, Refused> {
+    pub fn begin_for(
+        &self,
+        owner: Option<usize>,
+        number: u64,
+        seed: u64,
+        indices: &Indices<'_>,
+        slab: Slab,
+    ) -> Result<Begun, Refused> {
         let mut state = self.slabs.lock();
         let whole = |bytes| Slab::Of {
             layout: 0,
@@ -211,6 +229,7 @@ impl Consumer {
             (&slot.layout, layout),
             (&slot.odd, 0),
             (&slot.failed, 0),
+            (&slot.owner, owner.map_or(0, |owner| owner as u32 + 1)),
             (&slot.stage, stage::OPEN),
         ] {
             to.store(value, Ordering::Relaxed);
@@ -221,7 +240,7 @@ impl Consumer {
             (&slot.page, page.offset as u64),
             (&slot.desk_len, page.len as u64),
             // Item workers don't allocate a slab if the consumer will.
-            (&slot.slab, u64::from(slab != Slab::ByMaker)),
+            (&slot.slab, if slab == Slab::ByMaker { 0 } else { PENDING }),
             (&slot.slab_len, 0),
             (&slot.slab_rows, 0),
             (&slot.free, 0),
@@ -243,7 +262,7 @@ impl Consumer {
         let work = &self.block.header().work;
         work.begun.store(sequence + 1, Ordering::Release);
         work.changed.fetch_add(1, Ordering::SeqCst);
-        self.block.wake_makers(rows);
+        self.block.wake_makers(rows, owner.is_some());
         drop(state);
         if rows == 0 {
             // An empty batch has no last row, so no worker would finish it.
@@ -417,7 +436,7 @@ impl Consumer {
                 }
             };
             let mut state = self.slabs.lock();
-            let waits = slot.layout.load(Ordering::Relaxed) != 0 || state.unplanned.contains(&batch);
+            let waits = slot.layout.load(Ordering::Relaxed) != 0 || slot.slab.load(Ordering::Acquire) == PENDING;
             if slot.placed.load(Ordering::Acquire) == 0 && waits {
                 // Workers that wait for the slab can stop waiting.
                 state.forget(batch);

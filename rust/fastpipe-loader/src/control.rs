@@ -5,7 +5,7 @@
 
 use std::mem::size_of;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::record::Record;
 
@@ -126,17 +126,20 @@ pub(crate) struct Slot {
     /// 1 if the slab is allocated, 2 if its allocation failed, 3 if a worker has kept it.
     pub(crate) placed: AtomicU32,
     pub(crate) layout: AtomicU32,
-    /// Number of rows that aren't stored in the slab according to the layout.
+    /// Number of rows that aren't stored in the slab according to the layout. If the batch is written as a whole, 1 if
+    /// its size must not be learned.
     pub(crate) odd: AtomicU32,
     /// The first failed row, encoded as `u32::MAX - row`; 0 if no row has failed.
     pub(crate) failed: AtomicU32,
+    /// The item worker that produces all rows, as its index plus 1; 0 if any item worker may claim rows.
+    pub(crate) owner: AtomicU32,
     /// The batch's number.
     pub(crate) number: AtomicU64,
     /// The seed of the pass, from which items derive theirs.
     pub(crate) seed: AtomicU64,
     pub(crate) page: AtomicU64,
     pub(crate) desk_len: AtomicU64,
-    /// The offset of the slab; 0 before its allocation, 1 while an item worker allocates it.
+    /// The offset of the slab. Before its allocation: 0, or `PENDING` if the consumer or an item worker allocates it.
     pub(crate) slab: AtomicU64,
     pub(crate) slab_len: AtomicU64,
     /// Bytes of the slab for rows. The rest is for values that are stored outside their rows.
@@ -150,6 +153,14 @@ pub(crate) struct Slot {
     pub(crate) result: AtomicU64,
     pub(crate) result_len: AtomicU64,
     pub(crate) refusal: Refusal,
+}
+
+impl Slot {
+    /// Whether an item worker may claim rows of the batch.
+    pub(crate) fn is_for(&self, item_worker: usize) -> bool {
+        let owner = self.owner.load(Ordering::Relaxed);
+        owner == 0 || owner as usize == item_worker + 1
+    }
 }
 
 /// Details of a failed allocation.

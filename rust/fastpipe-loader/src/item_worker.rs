@@ -43,6 +43,15 @@ pub enum Done {
     Join(usize),
 }
 
+/// The result of trying to claim rows of a batch.
+enum Rows {
+    Claimed(Claim),
+    /// All rows are claimed.
+    None,
+    /// Another item worker must claim them.
+    OfOther,
+}
+
 /// The position at which a worker writes values that don't fit into slabs. The worker keeps using the same extent while
 /// it works on the same batch.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,6 +60,9 @@ pub struct Written {
     next: u64,
     end: u64,
 }
+
+/// Stored as the offset of a slab before its allocation, if the consumer or an item worker is to allocate it.
+pub(crate) const PENDING: u64 = 1;
 
 /// How often a waiting worker checks whether it must stop.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -62,32 +74,41 @@ const SPILL: usize = 64 << 10;
 pub(crate) const SPILL_HEAD: u64 = 64;
 
 impl ControlBlock {
-    /// Claims rows of the earliest batch with unclaimed rows, or returns `None` if all rows are claimed.
-    pub fn claim(&self) -> Option<Claim> {
+    /// Claims rows of the earliest batch with unclaimed rows that this item worker may produce. Returns `None` if there
+    /// is no such batch.
+    pub fn claim(&self, item_worker: usize) -> Option<Claim> {
         let work = &self.header().work;
         let begun = work.begun.load(Ordering::Acquire);
         let mut sequence = work.first.load(Ordering::Acquire);
         while sequence < begun {
-            let (number, slot) = self.slot_of(sequence);
-            if let Some(claim) = self.claim_in(number, slot, (sequence as u32).wrapping_add(1)) {
-                return Some(claim);
+            match self.claim_in(item_worker, sequence) {
+                Rows::Claimed(claim) => return Some(claim),
+                Rows::OfOther => {}
+                // The first worker to get here advances the number. If this fails, another worker has already done so,
+                // or an earlier batch of another worker has unclaimed rows.
+                Rows::None => {
+                    let _ = work
+                        .first
+                        .compare_exchange(sequence, sequence + 1, Ordering::AcqRel, Ordering::Relaxed);
+                }
             }
-            // The first worker to get here advances the number. If this fails, another worker has already done so.
-            let _ = work
-                .first
-                .compare_exchange(sequence, sequence + 1, Ordering::AcqRel, Ordering::Relaxed);
             sequence += 1;
         }
         None
     }
 
-    fn claim_in(&self, number: usize, slot: &Slot, turn: u32) -> Option<Claim> {
+    fn claim_in(&self, item_worker: usize, sequence: u64) -> Rows {
+        let (number, slot) = self.slot_of(sequence);
+        let turn = (sequence as u32).wrapping_add(1);
         let mut claim = slot.claim.load(Ordering::Acquire);
         loop {
             let (its_turn, first) = ((claim >> 32) as u32, claim as u32);
             let rows = slot.rows.load(Ordering::Relaxed);
             if its_turn != turn || first >= rows {
-                return None;
+                return Rows::None;
+            }
+            if !slot.is_for(item_worker) {
+                return Rows::OfOther;
             }
             let (at_once, whole) = self.at_once(rows - first);
             let end = first + at_once;
@@ -100,9 +121,9 @@ impl ControlBlock {
             {
                 Ok(_) => {
                     if end < rows && self.claims_whole_batches() {
-                        self.wake_makers(1);
+                        self.wake_makers(1, false);
                     }
-                    return Some(Claim {
+                    return Rows::Claimed(Claim {
                         slot: number,
                         turn,
                         number: slot.number.load(Ordering::Relaxed),
@@ -123,16 +144,16 @@ impl ControlBlock {
         self.joining() != Joining::InPlace || self.header().whole.load(Ordering::Relaxed) != 0 || self.take_turns()
     }
 
-    /// Wakes enough waiting item workers to claim `rows` rows.
+    /// Wakes enough waiting item workers to claim `rows` rows. `owned` says whether only one item worker may claim them.
     ///
     /// One item worker produces a whole batch of small items, and waking fifteen others would cost more than the batch.
     /// An item worker that leaves rows unclaimed wakes the next one, because items may be slower by then.
-    pub(crate) fn wake_makers(&self, rows: u32) {
+    pub(crate) fn wake_makers(&self, rows: u32, owned: bool) {
         let work = &self.header().work;
         if rows == 0 || work.waiting.load(Ordering::SeqCst) == 0 {
             return;
         }
-        if self.claims_whole_batches() {
+        if self.claims_whole_batches() && !owned {
             futex::wake(&work.changed, rows.div_ceil(self.at_once(rows).0));
         } else {
             futex::wake_all(&work.changed);
@@ -156,7 +177,7 @@ impl ControlBlock {
             (work.first.load(Ordering::Acquire)..begun).any(|sequence| {
                 let slot = self.slot_of(sequence).1;
                 let claim = slot.claim.load(Ordering::Acquire);
-                (claim as u32) < slot.rows.load(Ordering::Relaxed)
+                (claim as u32) < slot.rows.load(Ordering::Relaxed) && slot.is_for(item_worker)
             })
         });
         if watches {
@@ -228,7 +249,7 @@ impl ControlBlock {
         if slot.placed.load(Ordering::Acquire) == 0
             && slot
                 .slab
-                .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
+                .compare_exchange(0, PENDING, Ordering::AcqRel, Ordering::Acquire)
                 .is_ok()
         {
             // No layout was known when the batch was started, and this worker is the first to allocate its slab.
@@ -247,6 +268,16 @@ impl ControlBlock {
             }
         }
         self.slab_if_there(number, size)
+    }
+
+    /// Waits until the consumer has allocated the slab of a batch that is written as a whole, if it will allocate one.
+    /// Without this, the batch would be stored outside of its slab, although the consumer still holds enough batches.
+    pub fn wait_for_slab(&self, slot: usize) {
+        let slot = &self.slots()[slot];
+        let pending = || slot.placed.load(Ordering::Acquire) == 0 && slot.slab.load(Ordering::Acquire) == PENDING;
+        while pending() && !self.stopped() {
+            futex::wait(&slot.placed, 0, PATIENCE);
+        }
     }
 
     /// Like `slab`, without waiting: returns `None` if the slab isn't allocated yet or is too small.

@@ -35,11 +35,16 @@ impl ControlBlock {
     /// Records the size of a batch that a worker has written as a whole, so that slabs for later batches are large
     /// enough.
     pub(crate) fn note_whole_size(&self, slot: &Slot) {
-        if self.is_whole() {
+        if self.is_whole() && slot.odd.load(Ordering::Relaxed) == 0 {
             let spilled = self.spilled(slot).iter().map(|piece| piece.len).sum::<usize>();
             let used = used_of_slab(slot, self.slab_of(slot)).saturating_add(spilled);
             self.header().tail.fetch_max(used as u64, Ordering::Relaxed);
         }
+    }
+
+    /// Says that the size of a batch that a worker writes as a whole doesn't tell the size of others.
+    pub fn ignore_size(&self, slot: usize) {
+        self.set_odd(slot);
     }
 
     /// Learns from a finished batch: the bytes per row that are stored after the rows of its slab, or the total size if
@@ -47,6 +52,9 @@ impl ControlBlock {
     pub(crate) fn learn_size(&self, slot: &Slot, slab: Option<(usize, usize)>, spilled: usize) {
         let before = self.tail();
         let used = if self.is_whole() {
+            if slot.odd.load(Ordering::Relaxed) != 0 {
+                return;
+            }
             used_of_slab(slot, slab) + spilled
         } else {
             let rows = slot.rows.load(Ordering::Relaxed) as usize;

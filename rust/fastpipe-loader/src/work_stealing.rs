@@ -195,11 +195,11 @@ mod tests {
     fn damaged_memory_never_yields_a_row_outside_of_the_claim() {
         let consumer = consumer(32);
         let block = consumer.block();
-        block.claim().unwrap();
+        block.claim(0).unwrap();
         let claim = Claim {
             first: 4,
             end: 20,
-            ..block.claim().unwrap()
+            ..block.claim(0).unwrap()
         };
         let most = (1 << ROW) - 1;
         for (next, end) in [(0, 0), (0, most), (30, most), (most, most), (9, 33), (17, 3), (5, 1)] {
@@ -243,7 +243,7 @@ mod tests {
                             .any(|slot| slot.left.load(Ordering::Acquire) > 0)
                     };
                     while left() {
-                        let Some(claim) = block.claim().or_else(|| block.half_of(other)) else {
+                        let Some(claim) = block.claim(me).or_else(|| block.half_of(other)) else {
                             continue;
                         };
                         let mut stealable = block.hold(me, &claim);

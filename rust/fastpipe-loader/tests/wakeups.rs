@@ -77,7 +77,7 @@ fn a_batch_of_one_item_worker_wakes_one() {
             block.note_pace(1000);
             begin(consumer, 0);
             woken(1);
-            let claim = block.claim().unwrap();
+            let claim = block.claim(0).unwrap();
             assert_eq!((claim.first, claim.end), (0, 32));
             woken(1);
             begin(consumer, 1);
@@ -96,7 +96,7 @@ fn an_item_worker_that_leaves_rows_wakes_the_next() {
             // Items take longer from now on.
             block.note_pace(1 << 40);
             for expected in [2, 3] {
-                let claim = block.claim().unwrap();
+                let claim = block.claim(0).unwrap();
                 assert_eq!(claim.end - claim.first, 1);
                 woken(expected);
             }
@@ -125,5 +125,32 @@ fn an_empty_batch_wakes_no_worker() {
         block.note_pace(1000);
         consumer.begin(0, 5, &Indices::Numbers(&[]), Slab::ByMaker).unwrap();
         woken(0);
+    });
+}
+
+#[test]
+fn a_batch_of_one_item_worker_is_claimed_by_no_other() {
+    let owned = |consumer: &Consumer, owner, number| {
+        consumer
+            .begin_for(Some(owner), number, 5, &Indices::Numbers(&[7]), Slab::ByMaker)
+            .unwrap();
+    };
+    waiting(Joining::ByMakers, (true, false), |consumer, block, woken| {
+        owned(consumer, 2, 0);
+        // One number wakes all waiting workers, because it doesn't say which of them must make the batch.
+        woken(MAKERS);
+        owned(consumer, 1, 1);
+        owned(consumer, 2, 2);
+        begin(consumer, 3);
+        let claim = |me| block.claim(me).map(|claim| claim.number);
+        assert_eq!([claim(1), claim(1), claim(1)], [Some(1), Some(3), None]);
+        assert_eq!([claim(2), claim(0), claim(2), claim(2)], [Some(0), None, Some(2), None]);
+        let asleep = Instant::now();
+        owned(consumer, 2, 4);
+        block.wait_for_work(2, LONG);
+        assert!(asleep.elapsed() < LONG, "its own batch is there");
+        let asleep = Instant::now();
+        block.wait_for_work(0, QUIET);
+        assert!(asleep.elapsed() >= QUIET, "another worker's batch is no work");
     });
 }

@@ -44,8 +44,8 @@ fn span(claim: &Claim) -> (u32, u32) {
 fn idle_item_workers_steal_half_of_the_rows_after_a_slow_item() {
     let consumer = consumer(32);
     let block = consumer.block();
-    let first = block.claim().unwrap();
-    assert_eq!((span(&first), block.claim()), ((0, 32), None));
+    let first = block.claim(0).unwrap();
+    assert_eq!((span(&first), block.claim(0)), ((0, 32), None));
     let mut stealable = block.hold(0, &first);
     assert_eq!(stealable.next(), Some(0));
     begin(block, 0, &first, 0);
@@ -90,7 +90,7 @@ fn rows_of_very_large_batches_are_not_stolen() {
     let rows = 1 << 22;
     let consumer = consumer(rows);
     let block = consumer.block();
-    let first = block.claim().unwrap();
+    let first = block.claim(0).unwrap();
     assert!(first.end > 2);
     let mut stealable = block.hold(0, &first);
     assert_eq!(stealable.next(), Some(0));
@@ -107,7 +107,7 @@ fn rows_of_very_large_batches_are_not_stolen() {
 fn one_idle_item_worker_watches_for_slow_items() {
     let consumer = consumer(32);
     let block = consumer.block();
-    let claim = block.claim().unwrap();
+    let claim = block.claim(0).unwrap();
     let mut stealable = block.hold(0, &claim);
     assert_eq!(stealable.next(), Some(0));
     let woken = AtomicUsize::new(0);

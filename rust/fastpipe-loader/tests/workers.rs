@@ -61,7 +61,7 @@ fn odd_len(index: i64) -> usize {
 fn item_worker(block: &ControlBlock, me: usize, work: Work, made: &AtomicU64) {
     let mut written = Written::default();
     while !block.stopped() {
-        match block.claim() {
+        match block.claim(me) {
             Some(claim) => make(block, me, work, &claim, &mut written, made),
             None => block.wait_for_work(me, TICK),
         }
@@ -313,7 +313,7 @@ fn a_slow_item_delays_only_its_batch() {
             .unwrap();
     }
     let block = consumer.block();
-    let slow = block.claim().unwrap();
+    let slow = block.claim(0).unwrap();
     assert_eq!((slow.number, slow.first, slow.end), (0, 0, 1));
     let quick = Work {
         joining: Joining::InPlace,
@@ -323,7 +323,7 @@ fn a_slow_item_delays_only_its_batch() {
     };
     let made = AtomicU64::new(0);
     let mut written = Written::default();
-    while let Some(claim) = block.claim() {
+    while let Some(claim) = block.claim(0) {
         make(block, 1, quick, &claim, &mut written, &made);
     }
     let ready: Vec<_> = (0..4).map(|batch| consumer.state(batch) == State::Ready).collect();
@@ -364,7 +364,7 @@ fn memory_holds_the_prefetched_batches_and_one_more() {
         // The consumer holds the previous batch until it has the next one.
         consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
-            let claim = block.claim().unwrap();
+            let claim = block.claim(0).unwrap();
             make(block, 0, PLAIN, &claim, &mut written, &made);
         }
         taken.push(consumer.take(number).unwrap());
@@ -382,7 +382,7 @@ fn memory_holds_the_prefetched_batches_and_one_more() {
     for number in 20..26u64 {
         consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
-            make(block, 0, PLAIN, &block.claim().unwrap(), &mut written, &made);
+            make(block, 0, PLAIN, &block.claim(0).unwrap(), &mut written, &made);
         }
         taken.push(consumer.take(number).unwrap());
         begin(number + 2);
@@ -422,7 +422,7 @@ fn batches_started_before_the_layout_get_memory_in_order() {
         let known = if number == 0 { Slab::ByMaker } else { Slab::Later };
         consumer.begin(number, 0, &Indices::Numbers(&[7]), known).unwrap();
     }
-    let claims: Vec<_> = (0..4).map(|_| block.claim().unwrap()).collect();
+    let claims: Vec<_> = (0..4).map(|_| block.claim(0).unwrap()).collect();
     assert_eq!(consumer.slabs().unplanned(), Some(1));
     block.tell(0, 0, b"layout").unwrap();
     assert_eq!(block.layout(), None, "the first layout is only proposed");
@@ -489,7 +489,7 @@ fn prefetched_batches_wait_for_memory_in_use() {
     for number in 0..6 {
         consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
-            make(block, 0, PLAIN, &block.claim().unwrap(), &mut written, &made);
+            make(block, 0, PLAIN, &block.claim(0).unwrap(), &mut written, &made);
         }
         drop(consumer.take(number).unwrap());
     }
@@ -521,7 +521,7 @@ fn errors_of_too_little_memory_contain_sizes() {
         }
         consumer.begin(0, 0, &Indices::Numbers(&indices), slab).unwrap();
         consumer.slabs().need(0);
-        while let Some(claim) = block.claim() {
+        while let Some(claim) = block.claim(0) {
             if !known {
                 block.layout_of(claim.slot, 1);
             }
@@ -559,9 +559,9 @@ fn abandoned_batches_are_ready_once_their_item_workers_finish() {
             .begin(number, 0, &Indices::Numbers(&indices), Slab::ByMaker)
             .unwrap();
     }
-    let claim = block.claim().unwrap();
+    let claim = block.claim(0).unwrap();
     consumer.cancel(0..3);
-    assert_eq!(block.claim(), None);
+    assert_eq!(block.claim(0), None);
     let states: Vec<_> = (0..3).map(|batch| consumer.state(batch)).collect();
     assert_eq!(states, [State::OnTheWay, State::Ready, State::Ready]);
     assert!(block.is_needless(claim.slot, claim.first));
@@ -575,7 +575,7 @@ fn abandoned_batches_are_ready_once_their_item_workers_finish() {
             .unwrap(),
         3
     );
-    assert_eq!(block.claim().unwrap().number, 0);
+    assert_eq!(block.claim(0).unwrap().number, 0);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""The base class of passes over a map-style dataset, and the pass without workers."""
+"""The base class of passes, and the pass over a map-style dataset without workers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from fastpipe.torch.loader._time_account import Account
 from fastpipe.torch.loader._worker import fetcher
 from fastpipe.torch.loader._worker_info import in_worker_thread, making_here
 
+# torch's number of the kind of iterable datasets.
+ITERABLE = 1
+
 
 def ahead_of(loader: Any) -> int:
     """Returns how many batches are prefetched.
@@ -33,10 +36,17 @@ def ahead_of(loader: Any) -> int:
 
 
 def fetch_of(loader: Any) -> str:
-    """Returns how a loader requests items of its dataset: "sample", "batch" or "items" (see `Task`)."""
+    """Returns how a loader requests items of its dataset: "stream", "sample", "batch" or "items" (see `Task`)."""
+    if loader._dataset_kind == ITERABLE:
+        return "stream"
     if loader.batch_sampler is None:
         return "sample"
     return "batch" if _has_getitems(loader.dataset) else "items"
+
+
+def stream_batch_size(loader: Any) -> int | None:
+    """Returns the batch size of a loader with an iterable dataset, or None if it yields single items."""
+    return None if loader.batch_sampler is None else int(loader.batch_size)
 
 
 def _has_getitems(dataset: Any) -> bool:
@@ -115,12 +125,14 @@ class Pass(_BaseDataLoaderIter):
     The base class, torch's own iterator, warns, names passes for profilers, and counts.
     """
 
+    progress_class = Progress
+
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
         with GlobalRngWatch.expected():
             self._prepare(loader, resumed, seed)
 
     def _prepare(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
-        order = Order(loader, None if resumed is None else resumed["order"])
+        order = self._order_of(loader, None if resumed is None else resumed["order"])
         if resumed is None and seed is None:
             super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
         else:
@@ -136,8 +148,11 @@ class Pass(_BaseDataLoaderIter):
         self._lock = threading.RLock()
         self._begin(order, int(self._base_seed), resumed)
 
+    def _order_of(self, loader: Any, state: dict[str, Any] | None) -> Order:
+        return Order(loader, state)
+
     def _begin(self, order: Order, seed: int, resumed: dict[str, Any] | None) -> None:
-        self.progress = Progress(order, seed)
+        self.progress = self.progress_class(order, seed)
         self._done: set[int] = set()
         if resumed is not None:
             order.skip(resumed["batches"])
@@ -160,7 +175,8 @@ class Pass(_BaseDataLoaderIter):
 
     def __next__(self) -> Any:
         with self._lock:
-            if _is_profiled():
+            if _is_profiled() or self._dataset_kind == ITERABLE:
+                # It also warns if an iterable dataset yields more than its length.
                 return super().__next__()
             # Skips the profiler range of the base class, which takes longer than creating a batch of small items.
             data = self._next_data()

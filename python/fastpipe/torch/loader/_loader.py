@@ -1,15 +1,14 @@
 """The `DataLoader`.
 
-It reads an iterable dataset the way torch does, with torch's own workers: each worker yields its own stream. The
-dataset determines the contents of the stream, so an item can't be assigned to another worker, and fastpipe has nothing
-to improve. If torchdata is installed, its `StatefulDataLoader` reads the dataset, so that states are supported.
+The workers share the items of a map-style dataset. Each worker reads its own stream of an iterable dataset, as in
+torch, and makes batches of it in the same shared memory. torch's loader reads data pipes.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -20,81 +19,13 @@ from fastpipe._arguments import memory_size, within
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.torch.loader._advice import advise
 from fastpipe.torch.loader._hints import LayoutHints
-from fastpipe.torch.loader._in_process import InProcess, Progress
+from fastpipe.torch.loader._in_process import ITERABLE, InProcess, Progress
 from fastpipe.torch.loader._order import BetweenPasses
+from fastpipe.torch.loader._stream import is_stateful
+from fastpipe.torch.loader._stream_passes import StreamInProcess, StreamsWithWorkers
 from fastpipe.torch.loader._time_account import Account, explained
 from fastpipe.torch.loader._with_workers import WithWorkers
 from fastpipe.torch.loader._worker_info import WorkerInit, given_init
-
-
-class Streams:
-    """Passes over an iterable dataset.
-
-    Args:
-        loader: Loader to which the passes belong.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self._stateful = _stateful(loader)
-
-    def begin(self, loader: Any, plainly: Callable[[], Any]) -> Any:
-        """Starts a pass with torchdata's loader if possible, and otherwise with `plainly`, torch's own method."""
-        if self._stateful is None:
-            return plainly()
-        iterator = iter(self._stateful)
-        if loader.persistent_workers:
-            loader._iterator = iterator
-        return iterator
-
-    def length(self, plainly: Callable[[], int]) -> int:
-        """Returns the number of batches of a pass, if it is known."""
-        return plainly() if self._stateful is None else len(self._stateful)
-
-    def state_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._with_states().state_dict()
-        return found
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._with_states().load_state_dict(state_dict)
-
-    def _with_states(self) -> Any:
-        if self._stateful is None:
-            raise UnsupportedError(
-                "states of iterable datasets require torchdata's StatefulDataLoader: pip install torchdata"
-                " (data pipes don't support them)"
-            )
-        return self._stateful
-
-
-def _stateful(loader: Any) -> Any:
-    """Returns torchdata's loader with the same arguments, or None if torchdata isn't installed or can't be used."""
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
-        return None
-    try:
-        from torchdata.stateful_dataloader import StatefulDataLoader
-    except ImportError:
-        return None
-    with warnings.catch_warnings():
-        # It calls a function that newer versions of torch deprecate.
-        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
-        return StatefulDataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            drop_last=loader.drop_last,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-            pin_memory_device=loader.pin_memory_device,
-            in_order=getattr(loader, "in_order", True),
-            snapshot_every_n_steps=loader.snapshot_every_n_steps,
-        )
-
 
 _T = TypeVar("_T", covariant=True)
 
@@ -133,15 +64,17 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     counts the batches that were yielded. A sampler with a `state_dict`, or whose iterators have one, saves its own
     state. Any other sampler yields the same batches again after torch's generators are restored.
 
-    **Iterable datasets** are read as in torch: each of torch's workers reads one stream. If torchdata is installed, its
-    `StatefulDataLoader` reads them, which supports states.
+    **Iterable datasets.** As in torch, each worker reads its own copy of the dataset and makes whole batches. The
+    workers take turns, and memory is bounded as above. Random numbers are seeded for each worker, not for each item.
+    If the dataset or its iterators have `state_dict` and `load_state_dict`, states contain theirs. Otherwise workers
+    skip the batches that were delivered. A state can be loaded only with the same `num_workers`.
 
     **Errors.** An error in an item or in `collate_fn` is raised in place of its batch, with the worker's traceback.
     Iteration can continue after it. If a worker exits, or is stopped by a signal for more than 1.5 seconds, `next`
     raises `WorkerError` with the worker's name and the item that it was creating. A `timeout` raises `WorkerError` as
     well.
 
-    Workers of map-style datasets require Linux. Processes share anonymous memory (`memfd`) and store nothing in
+    Workers require Linux. Processes share anonymous memory (`memfd`) and store nothing in
     /dev/shm.
 
     Args:
@@ -172,19 +105,18 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             they are ready. Defaults to True.
         num_batch_workers: Number of workers that call `collate_fn`, if it is given. With 0, the item workers call it.
             Defaults to `prefetch_factor`; more are logged like excess `num_workers`. For map-style datasets only.
-        worker_method: "multiprocessing" or "thread". Defaults to "multiprocessing", also on free-threaded Python. For
-            map-style datasets only.
+        worker_method: "multiprocessing" or "thread". Defaults to "multiprocessing", also on free-threaded Python.
+            "thread" is for map-style datasets only.
         memory_limit: Maximum size of shared memory for batches, including batches that the consumer keeps: a number of
-            bytes, or a size such as "4GB". Defaults to the available memory of the machine or its container. For
-            map-style datasets only.
-        snapshot_every_n_steps: Number of batches between snapshots of an iterable dataset's state, as in torchdata's
-            `StatefulDataLoader`. Defaults to 1.
+            bytes, or a size such as "4GB". Defaults to the available memory of the machine or its container.
+        snapshot_every_n_steps: Number of batches of a worker between snapshots of an iterable dataset's state, from 1.
+            A resumed worker skips the batches after its last snapshot. None takes no snapshots. Defaults to 1.
 
     Raises:
         ValueError: If a value is out of range, or torch's loader raises it.
         TypeError: If an argument has an unsupported type.
-        UnsupportedError: If workers are requested for a map-style dataset on another system than Linux, or an argument
-            isn't supported for iterable datasets.
+        UnsupportedError: If workers are requested on another system than Linux, or an argument isn't supported for
+            iterable datasets.
         OutOfMemoryError: By `next`, if a batch exceeds `memory_limit` or the available memory. The message contains the
             sizes.
         WorkerError: By `next`, if a worker is lost or `timeout` has passed.
@@ -200,7 +132,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     """
 
     # The value for subclasses that don't call `__init__`, which torchdata may create.
-    _streams: Streams | None = None
+    _reads_pipe = False
 
     def __init__(
         self,
@@ -249,21 +181,25 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         )
         if not _HAS_IN_ORDER:
             self.in_order = in_order
-        is_stream = self._dataset_kind == 1 or isinstance(dataset, (IterDataPipe, MapDataPipe))
+        self._reads_pipe = isinstance(dataset, (IterDataPipe, MapDataPipe))
+        is_stream = self._dataset_kind == ITERABLE
         self.num_batch_workers = (
             None if num_batch_workers is None else within("num_batch_workers", num_batch_workers, 0, 2**31)
         )
         self.memory_limit = None if memory_limit is None else memory_size("memory_limit", memory_limit)
         self.worker_method = "multiprocessing" if worker_method is None else _method(worker_method)
-        if is_stream:
-            _check_stream(num_batch_workers=num_batch_workers, memory_limit=memory_limit, worker_method=worker_method)
-            self.worker_method = "multiprocessing"
+        if is_stream or self._reads_pipe:
+            _check_stream(num_batch_workers, worker_method, memory_limit if self._reads_pipe else None)
         elif num_workers:
             # Other libraries build loaders from the attributes of this one, and thereby copy this check.
             self.worker_init_fn = WorkerInit(given_init(worker_init_fn))
-        self.snapshot_every_n_steps = snapshot_every_n_steps
-        # torch's own workers read iterable datasets.
-        if num_workers and not is_stream and sys.platform != "linux":
+        self.snapshot_every_n_steps = (
+            None
+            if snapshot_every_n_steps is None
+            else within("snapshot_every_n_steps", snapshot_every_n_steps, 0, 2**63 - 1)
+        )
+        # torch's own workers read data pipes.
+        if num_workers and not self._reads_pipe and sys.platform != "linux":
             raise UnsupportedError(
                 f"workers of fastpipe.torch.DataLoader require Linux; this is {sys.platform}. Use"
                 " torch.utils.data.DataLoader or num_workers=0"
@@ -276,30 +212,30 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         self._resumed: dict[str, Any] | None = None
         self._rest: BetweenPasses | None = None
         self._loaded: dict[str, Any] | None = None
-        if is_stream:
-            self._streams = Streams(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, which doesn't take part in the passes of this loader."""
         return self.__dict__ | {"_progress": None, "_account": None, "_known": LayoutHints()}
 
     def _get_iterator(self) -> Any:
-        if self._streams is not None:
+        if self._reads_pipe:
             return super()._get_iterator()
         resumed, rest = self._taken_state()
         if rest is not None:
             rest.put_back(self)
         seed = None if rest is None else rest.seed
+        is_stream = self._dataset_kind == ITERABLE
+        starts = None if rest is None else rest.starts
         if self.num_workers == 0:
-            return InProcess(self, resumed, seed)
+            return StreamInProcess(self, resumed, seed, starts) if is_stream else InProcess(self, resumed, seed)
         self.check_worker_number_rationality()
         advise(self)
-        return WithWorkers(self, resumed, seed)
+        return StreamsWithWorkers(self, resumed, seed, starts) if is_stream else WithWorkers(self, resumed, seed)
 
     def __iter__(self) -> Any:
         """Starts a pass."""
-        if self._streams is not None:
-            return self._streams.begin(self, super().__iter__)
+        if self._reads_pipe:
+            return super().__iter__()
         state = self._resumed, self._rest, self._loaded
         try:
             iterator: Any = super().__iter__()
@@ -310,16 +246,6 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         self._progress = iterator.progress
         self._account = iterator.account
         return iterator
-
-    def __len__(self) -> int:
-        """Returns the number of batches of a pass.
-
-        Raises:
-            TypeError: If the dataset or the sampler has no length.
-        """
-        if self._streams is not None:
-            return self._streams.length(super().__len__)
-        return super().__len__()
 
     def _taken_state(self) -> tuple[dict[str, Any] | None, BetweenPasses | None]:
         """Returns and clears the loaded state: the state within a pass, and the state between two passes."""
@@ -333,28 +259,40 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         Between two passes, the state contains the state of the generator that the next pass draws from.
 
         Returns:
-            A dict that can be stored as JSON if the samplers' states can.
+            A dict that can be stored as JSON if the states of the samplers, or of the iterable dataset, can.
 
         Raises:
-            UnsupportedError: For iterable datasets, if torchdata isn't installed.
+            UnsupportedError: For data pipes.
         """
-        if self._streams is not None:
-            return self._streams.state_dict()
+        self._check_states()
         if self._loaded is not None:
             return self._loaded
         progress = self._progress
-        state: dict[str, Any] = {"version": _VERSION, "kind": "items", "batch_size": self._told_batch_size()}
+        is_stream = self._dataset_kind == ITERABLE
+        state: dict[str, Any] = {
+            "version": _VERSION,
+            "kind": "streams" if is_stream else "items",
+            "batch_size": self._told_batch_size(),
+        }
+        if is_stream:
+            state["num_workers"] = self.num_workers
         if progress is not None and not progress.ended:
             return state | {"pass": progress.state()}
         iterator: Any = self._iterator
-        return state | {"rest": BetweenPasses.told(self, None if iterator is None else iterator.next_seed)}
+        state["rest"] = BetweenPasses.told(self, None if iterator is None else iterator.next_seed)
+        if is_stream and self.num_workers == 0 and is_stateful(self.dataset):
+            dataset: Any = self.dataset
+            state["rest"]["starts"] = [{"dataset": copy.deepcopy(dataset.state_dict())}]
+        elif is_stream and iterator is not None:
+            state["rest"]["starts"] = iterator.progress.order.starts()
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resumes from a saved state in the next pass, with any number of workers.
 
         A state that was saved between two passes restores the generators that the next pass draws from. torch's default
         generator is restored only if it isn't used between this call and the next pass. Otherwise the program has
-        seeded it or draws from it.
+        seeded it or draws from it. For an iterable dataset, `num_workers` must be the same.
 
         Args:
             state_dict: State, as returned by `state_dict` of a loader with the same dataset and samplers.
@@ -363,13 +301,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             StateError: If the state doesn't match this loader. The message describes the difference, and the loader
                 stays unchanged. The next pass also raises it if the sampler yields other batches than before.
         """
-        if self._streams is not None:
-            self._streams.load_state_dict(state_dict)
-            return
+        self._check_states()
         state = dict(state_dict)
-        if state.get("kind") != "items":
+        is_stream = self._dataset_kind == ITERABLE
+        if state.get("kind") != ("streams" if is_stream else "items"):
             hint = " (torchdata saved it)" if "_snapshot" in state or "_sampler_iter_state" in state else ""
-            raise StateError(f"this is not the state of a fastpipe.torch.DataLoader with a map-style dataset{hint}")
+            what = "an iterable" if is_stream else "a map-style"
+            raise StateError(f"this is not the state of a fastpipe.torch.DataLoader with {what} dataset{hint}")
         if state.get("version") != _VERSION:
             raise StateError(f"the state has version {state.get('version')}; this fastpipe reads version {_VERSION}")
         if state["batch_size"] != self._told_batch_size():
@@ -377,9 +315,22 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 f"cannot resume from this state: it was saved with batches of {state['batch_size']}; this loader has"
                 f" batches of {self._told_batch_size()} ([batch_size, drop_last])"
             )
+        if is_stream and state["num_workers"] != self.num_workers:
+            raise StateError(
+                f"cannot resume from this state: it was saved with num_workers={state['num_workers']}, and each worker"
+                f" reads its own stream of an iterable dataset. Set num_workers={state['num_workers']}; this loader has"
+                f" num_workers={self.num_workers}"
+            )
         rest = BetweenPasses(self, state["rest"]) if "rest" in state else None
         self._resumed, self._rest, self._loaded = state.get("pass"), rest, state
         self._progress = None
+        if is_stream:
+            # Persistent workers don't resume: new workers start with the seeds of the state.
+            self._iterator = None
+
+    def _check_states(self) -> None:
+        if self._reads_pipe:
+            raise UnsupportedError("data pipes don't support states: use a map-style or an iterable dataset")
 
     def _told_batch_size(self) -> Any:
         sampler = self.batch_sampler
@@ -396,14 +347,20 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return explained(self, self._account)
 
 
-def _check_stream(**given: Any) -> None:
-    """Rejects arguments that torch's workers, which read iterable datasets, don't support."""
-    for name, value in given.items():
-        if value is not None and (name, value) != ("worker_method", "multiprocessing"):
-            raise UnsupportedError(
-                f"{name} is for map-style datasets only. torch's own worker processes read iterable datasets:"
-                " remove the argument"
-            )
+def _check_stream(num_batch_workers: int | None, worker_method: str | None, memory_limit: int | str | None) -> None:
+    """Rejects arguments that aren't supported for iterable datasets and data pipes."""
+    if num_batch_workers is not None:
+        raise UnsupportedError(
+            "num_batch_workers is for map-style datasets only: each worker of an iterable dataset collates its own"
+            " batches. Remove the argument"
+        )
+    if worker_method == "thread":
+        raise UnsupportedError(
+            'worker_method="thread" is for map-style datasets only: an iterable dataset divides its items by'
+            " torch.utils.data.get_worker_info(), which returns None in threads. Remove the argument"
+        )
+    if memory_limit is not None:
+        raise UnsupportedError("memory_limit isn't supported for data pipes, which torch reads: remove the argument")
 
 
 def _method(method: str) -> str:

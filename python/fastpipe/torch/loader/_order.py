@@ -30,6 +30,7 @@ import torch
 from torch.utils.data.sampler import BatchSampler, RandomSampler
 
 from fastpipe.errors import StateError
+from fastpipe.torch.loader._stream import is_stateful
 
 _T = TypeVar("_T")
 
@@ -45,10 +46,6 @@ def _tensor(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b85decode(text)), dtype=torch.uint8)
 
 
-def _is_stateful(thing: Any) -> bool:
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
-
-
 def _samplers(sampler: Any) -> list[Any]:
     """Returns a sampler and the samplers that it draws from."""
     found: list[Any] = []
@@ -60,7 +57,7 @@ def _samplers(sampler: Any) -> list[Any]:
 
 def _stateful_of(sampler: Any) -> Any:
     """Returns the first sampler with a `state_dict` among a sampler and the samplers that it draws from, or None."""
-    return next((each for each in _samplers(sampler) if _is_stateful(each)), None)
+    return next((each for each in _samplers(sampler) if is_stateful(each)), None)
 
 
 def _load_sampler(root: Any, state: Any) -> None:
@@ -113,6 +110,7 @@ class BetweenPasses:
 
     Attributes:
         seed: Seed of the next pass, or None if it isn't drawn yet.
+        starts: For each worker of an iterable dataset, the state from which its stream starts, if there are any.
     """
 
     @staticmethod
@@ -130,6 +128,7 @@ class BetweenPasses:
         self._state = state
         self._seen = torch.get_rng_state()
         self.seed: int | None = state["seed"]
+        self.starts: list[Any] | None = state.get("starts")
         self._generators = _Generators(loader).decoded(state["generators"])
 
     def put_back(self, loader: Any) -> None:
@@ -190,7 +189,7 @@ class Order:
             if resumed["stateful"] == "sampler":
                 _load_sampler(self._root, resumed["sampler"])
         self._iterator = self._default_put_back("begin", self._asked)
-        self._by_iterator = _is_stateful(self._stateful)
+        self._by_iterator = is_stateful(self._stateful)
         if resumed is not None and resumed["stateful"] == "iterator":
             if not self._by_iterator:
                 raise StateError(
@@ -269,6 +268,10 @@ class Order:
             self._places.append((self.next, copy.deepcopy(self._stateful.state_dict())))
         else:
             self._places.append((self.next, batch[:_RECOGNIZED] if type(batch) is list else batch))
+
+    def owner(self, number: int) -> int | None:
+        """Returns the item worker that must make a batch, or None if any may."""
+        return None
 
     def state(self, batches: int) -> dict[str, Any]:
         """Returns the state after a number of batches."""

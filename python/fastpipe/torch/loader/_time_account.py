@@ -136,8 +136,8 @@ def explained(loader: Any, account: Account | None) -> str:
         loader: Loader of the pass.
         account: Account of the loader's last pass, or None before the first pass.
     """
-    if loader._streams is not None:
-        return "torch's own workers read iterable datasets, and their time isn't recorded."
+    if loader._reads_pipe:
+        return "torch's own workers read data pipes, and their time isn't recorded."
     if account is None:
         return "No pass has begun: explain() describes the last one."
     look = account.look()

@@ -19,8 +19,7 @@ from fastpipe.errors import PassClosedError, WorkerError
 from fastpipe.torch.loader import _messages
 from fastpipe.torch.loader._delivery import Delivery
 from fastpipe.torch.loader._hints import LayoutHints
-from fastpipe.torch.loader._in_process import Pass, ahead_of, fetch_of
-from fastpipe.torch.loader._order import Order
+from fastpipe.torch.loader._in_process import Pass, ahead_of, fetch_of, stream_batch_size
 from fastpipe.torch.loader._pinning import Pinning
 from fastpipe.torch.loader._seeds import GlobalRngWatch
 from fastpipe.torch.loader._structure import is_default
@@ -118,6 +117,8 @@ class WithWorkers(Pass):
             init,
             makers,
             int(self._base_seed),
+            stream_batch_size(loader) if self._fetch_kind == "stream" else None,
+            loader.drop_last,
         )
         context = None if threads else context_of(loader.multiprocessing_context)
         with self._watched():
@@ -185,7 +186,7 @@ class WithWorkers(Pass):
             if not self._shutdown:
                 self._give_up()
             resumed, rest = loader._taken_state()
-            order = Order(loader, None if resumed is None else resumed["order"])
+            order = self._order_of(loader, None if resumed is None else resumed["order"])
             seed = self.next_seed if resumed is None else resumed["seed"]
             if rest is not None:
                 rest.put_back(loader)
@@ -269,7 +270,8 @@ class WithWorkers(Pass):
             number, indices = self._drawn()
             listed = [indices] if self._fetch_kind == "sample" else indices if type(indices) is list else list(indices)
             layout = None if self._fetch_kind != "items" else self._layout()
-            batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout or later)
+            owner = self.progress.order.owner(number)
+            batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout or later, owner)
         except StopIteration:
             self._drained = True
             return False

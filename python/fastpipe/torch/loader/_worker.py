@@ -22,6 +22,7 @@ from fastpipe.errors import WorkerError
 from fastpipe.torch.loader import _messages, _structure
 from fastpipe.torch.loader._messages import ThreadBatches
 from fastpipe.torch.loader._seeds import ItemGenerators, seed_worker
+from fastpipe.torch.loader._stream import Stream, Turn, WorkerStream
 from fastpipe.torch.loader._structure import collate, collate_privately, is_default
 from fastpipe.torch.loader._worker_info import ItemWorkerInfo, set_in_process, set_in_thread
 
@@ -49,10 +50,12 @@ class Task(NamedTuple):
         dataset: Dataset whose items the workers create.
         collate_fn: Function that creates a batch from items, or from the dataset's result for all indices of a batch.
         fetch: "items" fetches items individually, "batch" all at once (`__getitems__`), and "sample" a single one that
-            isn't batched.
+            isn't batched. "stream" makes batches of the worker's own iterator of the dataset.
         worker_init_fn: Function that each worker calls first, with its index.
         num_workers: Number of item workers.
         base_seed: Seed of the first pass.
+        batch_size: Number of items per batch of a stream. None yields single items.
+        drop_last: Whether to drop a last batch of a stream with fewer items.
     """
 
     dataset: Any
@@ -61,6 +64,8 @@ class Task(NamedTuple):
     worker_init_fn: Callable[[int], Any] | None
     num_workers: int
     base_seed: int
+    batch_size: int | None
+    drop_last: bool
 
 
 class _Helper:
@@ -74,9 +79,14 @@ class _Helper:
         self.pack = _messages.message
         self.indices = pickle.loads
         self.default = is_default(task.collate_fn)
-        self.join_whole = None if task.fetch == "items" else self._join_whole
+        self.join_whole: Any = None if task.fetch == "items" else self._join_whole
         self._collate = collate if self.default else task.collate_fn
-        self._fetch = fetcher(task.dataset, task.fetch, self._collate)
+        if task.fetch == "stream":
+            stream = Stream(task.dataset, task.batch_size, self._collate, task.drop_last)
+            self._stream = WorkerStream(stream)
+            self.join_whole = self._join_stream
+        else:
+            self._fetch = fetcher(task.dataset, task.fetch, self._collate)
         # Writes a batch of items that no other worker has created.
         self._own_message = _messages.message if batches is None else batches.message
         self._where = where
@@ -106,7 +116,16 @@ class _Helper:
         return self._own_message(self._seeded(self._collate, items, seed, number), room)
 
     def _join_whole(self, indices: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
-        return self._own_message(self._seeded(self._fetch, indices, seed, number), room)
+        made = self._seeded(self._fetch, indices, seed, number)
+        room.wait()
+        return self._own_message(made, room)
+
+    def _join_stream(self, turns: list[Turn], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
+        answer = self._stream.answer(turns[0])
+        if answer.is_last:
+            room.ignore_size()
+        room.wait()
+        return self._own_message(answer, room)
 
     def _seeded(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any:
         if self.generators is None:
@@ -181,11 +200,12 @@ def work(
     except Exception as error:
         worker.refuse(helper, error, parent)
         return
-    info: Any = ItemWorkerInfo(
-        ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed, lambda: worker.item
-    )
-    helper.generators = ItemGenerators(lambda drawn: info.rng.forget())
-    set_in_process(info)
+    if task.fetch != "stream":
+        info: Any = ItemWorkerInfo(
+            ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed, lambda: worker.item
+        )
+        helper.generators = ItemGenerators(lambda drawn: info.rng.forget())
+        set_in_process(info)
     worker.run(helper, parent)
     # Ignore errors caused by threads that the dataset has started, as torch does.
     with suppress(Exception):

@@ -29,7 +29,7 @@ class ItemWorkerInfo(torch_worker.WorkerInfo):
         num_workers: Number of item workers.
         seed: Seed of the item that is being created, 0 to 2^63 - 1. It is a pure function of the loader's generator,
             the epoch, and the item's position in the epoch, so it is the same in each worker. In `collate_fn` it is the
-            seed of the batch, and in `worker_init_fn` that of the worker, as in torch.
+            seed of the batch. In `worker_init_fn`, and for an iterable dataset, it is that of the worker, as in torch.
         dataset: The worker's copy of the dataset. In a thread, the dataset itself.
         rng: Generators for the item (`random_generator`, `torch_generator`, `numpy_generator`), seeded with its seeds.
         worker_method: "multiprocessing" or "thread".
@@ -111,8 +111,8 @@ def worker_info() -> ItemWorkerInfo | None:
         - `rng`: Generators for the item, as returned by `item_rng`.
         - `worker_method`: "multiprocessing" or "thread".
 
-        Workers of torch's loader read iterable datasets. In these workers, it is torch's `WorkerInfo`, with `id`,
-        `num_workers`, `dataset` and `seed`.
+        In workers of an iterable dataset, `seed` is that of the worker, as in torch. In workers of torch's own loader,
+        the object is torch's `WorkerInfo`, with `id`, `num_workers`, `dataset` and `seed`.
 
     Example:
         >>> import torch

@@ -125,7 +125,9 @@ impl ItemConsumer {
 
     /// Starts a batch and returns it. `indices` is a list. `pickle` converts the list to bytes unless all indices are
     /// integers. `layout` is a pair of the layout's index and the layout, or a bool: whether `plan` later determines
-    /// the memory of the batch.
+    /// the memory of the batch. `owner` is the index of the only item worker that may make the batch.
+    #[pyo3(signature = (indices, pickle, number, seed, layout, owner=None))]
+    #[allow(clippy::too_many_arguments, reason = "the arguments are those of one batch")]
     fn begin(
         &self,
         py: Python<'_>,
@@ -134,7 +136,11 @@ impl ItemConsumer {
         number: u64,
         seed: u64,
         layout: BatchMemory<'_>,
+        owner: Option<usize>,
     ) -> PyResult<u64> {
+        if owner.is_some_and(|owner| owner >= self.block().item_workers()) {
+            return Err(PyValueError::new_err("owner must be the index of an item worker"));
+        }
         let rows = indices.len();
         let slab = match layout {
             BatchMemory::Layout((number, layout)) => {
@@ -149,11 +155,13 @@ impl ItemConsumer {
             BatchMemory::Later(false) => Slab::ByMaker,
         };
         let begun = match numbers(indices) {
-            Some(numbers) => self.consumer.begin(number, seed, &Indices::Numbers(&numbers), slab),
+            Some(numbers) => self
+                .consumer
+                .begin_for(owner, number, seed, &Indices::Numbers(&numbers), slab),
             None => {
                 let blob = pickle.call1((indices,))?.cast_into::<PyBytes>()?;
                 self.consumer
-                    .begin(number, seed, &Indices::Blob(blob.as_bytes(), rows), slab)
+                    .begin_for(owner, number, seed, &Indices::Blob(blob.as_bytes(), rows), slab)
             }
         };
         begun.map_err(|refused| no_memory(py, &refused))

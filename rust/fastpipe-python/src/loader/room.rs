@@ -72,6 +72,21 @@ impl ItemRoom {
         Ok(offset)
     }
 
+    /// Waits for the memory of a batch that is written as a whole. The consumer may hold other batches.
+    fn wait(&self, py: Python<'_>) {
+        let place = self.state.lock().unwrap_or_else(PoisonError::into_inner).0;
+        if let Some(place) = place {
+            py.detach(|| self.block.wait_for_slab(place.slot));
+        }
+    }
+
+    /// Says that the size of this batch doesn't tell the size of other batches.
+    fn ignore_size(&self) {
+        if let Some(place) = self.state.lock().unwrap_or_else(PoisonError::into_inner).0 {
+            self.block.ignore_size(place.slot);
+        }
+    }
+
     /// Copies bytes from another offset of the memory. Returns the offset of the copy.
     fn copy(&self, py: Python<'_>, offset: usize, len: usize) -> PyResult<usize> {
         self.put(py, written(&self.block, offset, len)?)

@@ -123,7 +123,7 @@ impl ItemWorker {
                 }
                 continue;
             }
-            match self.block.claim() {
+            match self.block.claim(self.number) {
                 Some(claim) => {
                     room.get().turn_to(&claim);
                     let found = fail.call1((&error, &room))?.extract()?;
@@ -183,7 +183,7 @@ impl<'py> Loop<'_, 'py> {
                 continue;
             }
             self.place_kept(py)?;
-            match block.claim().or_else(|| block.steal(*number)) {
+            match block.claim(*number).or_else(|| block.steal(*number)) {
                 Some(claim) => self.claim(py, &claim)?,
                 None if self.first.is_kept() => self.first.wait_for_second(py, block, *number),
                 None => py.detach(|| block.wait_for_work(*number, PATIENCE)),

@@ -1,0 +1,422 @@
+"""Iterable datasets: the batches equal those of torch's loader, memory is bounded, and passes resume at every step."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import random
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from apart import apart, children, wait_until
+from fastpipe.errors import OutOfMemoryError, StateError, UnsupportedError, WorkerError
+from fastpipe.torch import DataLoader, worker_info
+from loader_data import FORKED, IN_PROCESS, SPAWNED, Squares, assert_same, copied, listed, outcomes
+from loader_streams import Counted, Fails, Itself, OfSteps, Plain, Stateful, worker
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
+
+MB = 1 << 20
+KINDS = {"plain": Plain, "stateful": Stateful, "iterator": OfSteps, "itself": Itself}
+
+
+def with_noise(items: Any) -> Any:
+    """A `collate_fn` that draws."""
+    return {"noise": torch.rand(2), "items": items, "worker": worker()}
+
+
+def read(make: Any, dataset: Any, arguments: dict[str, Any], epochs: int = 1) -> list[Any]:
+    """Returns the batches of some passes, and a number drawn from the loader's generator after them."""
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    generator = torch.Generator().manual_seed(7) if arguments.pop("seeded", False) else None
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    loader = make(dataset, generator=generator, **arguments)
+    found = [[copied(batch) for batch in loader] for _ in range(epochs)]
+    return [found, torch.rand(1, generator=generator)]
+
+
+def assert_as_torch(dataset: Any, arguments: dict[str, Any], epochs: int = 1) -> None:
+    found = read(DataLoader, dataset(), dict(arguments), epochs)
+    assert_same(found, read(torch.utils.data.DataLoader, dataset(), dict(arguments), epochs))
+
+
+@apart
+def test_batches_of_workers_equal_those_of_torch() -> None:
+    any_streams()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+    workers=st.integers(1, 3),
+    size=st.sampled_from([None, 1, 2, 4]),
+    drop=st.booleans(),
+    kind=st.sampled_from(list(KINDS)),
+    collate=st.sampled_from([None, listed, with_noise]),
+    ahead=st.integers(1, 3),
+    seeded=st.booleans(),
+)
+def any_streams(
+    lengths: list[int], workers: int, size: Any, drop: bool, kind: str, collate: Any, ahead: int, seeded: bool
+) -> None:
+    arguments = {"batch_size": size, "drop_last": drop and size is not None, "seeded": seeded, "collate_fn": collate}
+    arguments |= FORKED | {"num_workers": workers, "prefetch_factor": ahead}
+    del arguments["worker_method"]
+    assert_as_torch(lambda: KINDS[kind](*lengths), arguments)
+
+
+@apart
+def test_batches_without_workers_equal_those_of_torch() -> None:
+    for kind, size, drop, collate, seeded, count in itertools.product(
+        KINDS, (None, 1, 3), (False, True), (None, with_noise), (False, True), (0, 7)
+    ):
+        if not (size is None and drop):
+            arguments = {"batch_size": size, "drop_last": drop, "collate_fn": collate, "seeded": seeded}
+            assert_as_torch(lambda kind=kind, count=count: KINDS[kind](count), arguments, 2)
+
+
+@apart
+def test_spawned_workers_make_the_same_batches() -> None:
+    expected = read(DataLoader, Stateful(5), FORKED | {"batch_size": 2, "num_workers": 1})
+    assert_same(read(DataLoader, Stateful(5), SPAWNED | {"batch_size": 2}), expected)
+
+
+@apart
+def test_persistent_workers_keep_their_datasets() -> None:
+    arguments = {"batch_size": 2, "num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
+    assert_as_torch(lambda: Stateful(5, 3), arguments, 3)
+    loader = DataLoader(Plain(5, 3), **arguments)
+    assert len(list(loader)) == 5
+    started = set(children())
+    batches = iter(loader)
+    next(batches)
+    # Another pass begins in the middle of a pass.
+    assert iter(loader) is batches
+    assert len(list(batches)) == 5
+    assert set(children()) == started
+    del loader, batches
+    gc.collect()
+    assert wait_until(lambda: not children())
+
+
+@apart
+def test_batches_may_arrive_in_any_order() -> None:
+    loader = DataLoader(Plain(8, 8), 2, in_order=False, collate_fn=listed, **FORKED)
+    found = [each["name"] for batch in loader for each in batch]
+    for number in "01":
+        assert [name for name in found if name[0] == number] == [f"{number}.{100 + at}" for at in range(8)]
+
+
+def seeds(_: Any) -> Any:
+    info: Any = worker_info()
+    return info.id, info.num_workers, info.seed, info.dataset.lengths, torch.initial_seed()
+
+
+@apart
+def test_worker_info_describes_the_worker() -> None:
+    torch.manual_seed(5)
+    found = list(DataLoader(Plain(1, 1), 1, collate_fn=seeds, **FORKED))
+    torch.manual_seed(5)
+    base = int(torch.empty((), dtype=torch.int64).random_().item())
+    assert found == [(number, 2, base + number, (1, 1), base + number) for number in range(2)]
+
+
+class Long(Plain):
+    def __len__(self) -> int:
+        return 3
+
+
+@apart
+def test_a_wrong_length_is_reported() -> None:
+    for way in (IN_PROCESS, FORKED):
+        loader = DataLoader(Long(3, 3), 1, **way)
+        assert len(loader) == 3
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            batches = len(list(loader))
+        said = [str(each.message) for each in found if "was reported to be 3" in str(each.message)]
+        assert len(said) == batches - 3
+
+
+# States
+
+
+def resumed(make: Any, state: Any) -> Any:
+    loader = make()
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    assert loader.state_dict() == json.loads(json.dumps(state))
+    return loader
+
+
+def assert_resumes(make: Any, epochs: int = 1) -> None:
+    """Asserts that the rest of each pass is the same after each step, also if it is resumed twice."""
+    torch.manual_seed(5)
+    loader = make()
+    for epoch in range(epochs):
+        batches = iter(loader)
+        states, whole = [loader.state_dict()], []
+        for batch in batches:
+            whole.append(copied(batch))
+            states.append(loader.state_dict())
+        between = loader.state_dict()
+        for step, state in enumerate(states):
+            again = resumed(make, state)
+            rest = iter(again)
+            found = [copied(batch) for batch in itertools.islice(rest, min(step % 3, len(whole) - step))]
+            if step % 2:
+                again = resumed(make, again.state_dict())
+                rest = iter(again)
+            found += [copied(batch) for batch in rest]
+            assert_same(found, whole[step:])
+            del rest, again
+        if epoch + 1 < epochs:
+            again = resumed(make, between)
+            expected = [copied(batch) for batch in again]
+            states.clear()
+            del again
+            following = [copied(batch) for batch in loader]
+            assert_same(expected, following)
+
+
+@apart
+@pytest.mark.parametrize(
+    ("kind", "size", "every", "drop"),
+    [
+        ("plain", 2, 1, False),
+        ("stateful", 2, 1, True),
+        ("stateful", None, 3, False),
+        ("iterator", 2, 2, False),
+        ("itself", 2, None, False),
+        ("itself", 3, 1, False),
+    ],
+)
+def test_a_pass_of_workers_resumes_at_every_step(kind: str, size: Any, every: Any, drop: bool) -> None:
+    def make() -> Any:
+        more = {"snapshot_every_n_steps": every, "collate_fn": with_noise, "drop_last": drop}
+        return DataLoader(KINDS[kind](7, 0, 3), size, **FORKED | {"num_workers": 3} | more)
+
+    assert_resumes(make)
+
+
+@apart
+@pytest.mark.parametrize("kind", KINDS)
+def test_persistent_workers_resume_in_later_passes(kind: str) -> None:
+    def make() -> Any:
+        return DataLoader(KINDS[kind](4, 3), 2, persistent_workers=True, collate_fn=with_noise, **FORKED)
+
+    loader = make()
+    torch.manual_seed(5)
+    passes = [[copied(batch) for batch in loader]]
+    between = loader.state_dict()
+    batches = iter(loader)
+    states = [loader.state_dict()]
+    passes.append([])
+    for batch in batches:
+        passes[1].append(copied(batch))
+        states.append(loader.state_dict())
+    passes.append([copied(batch) for batch in loader])
+    if kind == "plain":
+        # The number of earlier passes is a state that this dataset doesn't save.
+        return
+    for step, state in enumerate([between, *states]):
+        again = resumed(make, state)
+        assert_same([copied(batch) for batch in again], passes[1][max(step - 1, 0) :])
+        assert_same([copied(batch) for batch in again], passes[2])
+
+
+@apart
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_without_workers_resumes_at_every_step(kind: str) -> None:
+    for size in (None, 2):
+
+        def numbers(loader: Any) -> list[Any]:
+            return [each["number"] for each in loader]
+
+        def make(size: Any = size) -> Any:
+            return DataLoader(KINDS[kind](5), size)
+
+        loader = make()
+        batches = iter(loader)
+        whole, states = [], [loader.state_dict()]
+        for batch in batches:
+            whole.append(batch["number"])
+            states.append(loader.state_dict())
+        for step, state in enumerate(states):
+            again = resumed(make, state)
+            assert_same(numbers(again), whole[step:])
+        following = numbers(resumed(make, loader.state_dict()))
+        if kind != "plain":
+            assert_same(following, numbers(loader))
+
+
+@apart
+def test_states_in_any_order_lose_no_batch() -> None:
+    def make() -> Any:
+        return DataLoader(Stateful(6, 9), 2, in_order=False, collate_fn=listed, **FORKED)
+
+    expected = {each["name"] for batch in make() for each in batch}
+    loader = make()
+    batches = iter(loader)
+    found = [each["name"] for batch in itertools.islice(batches, 3) for each in batch]
+    state = loader.state_dict()
+    del batches
+    found += [each["name"] for batch in resumed(make, state) for each in batch]
+    assert len(found) == len(expected)
+    assert set(found) == expected
+
+
+@apart
+def test_states_of_other_loaders_are_rejected() -> None:
+    loader = DataLoader(Stateful(6, 6), 2, **FORKED)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    state = loader.state_dict()
+    for other, said in [
+        (DataLoader(Stateful(6, 6), 2), "Set num_workers=2; this loader has num_workers=0"),
+        (DataLoader(Stateful(6, 6), 3, **FORKED), "batches of"),
+        (DataLoader(Squares(6), 2), "with a map-style dataset"),
+    ]:
+        with pytest.raises(StateError, match=said):
+            other.load_state_dict(state)
+    for wrong in ({}, {"_snapshot": {}}, DataLoader(Squares(6), 2).state_dict()):
+        with pytest.raises(StateError, match="with an iterable dataset"):
+            loader.load_state_dict(wrong)
+    assert len(list(batches)) == 4
+    other = DataLoader(Plain(6, 6), 2, **FORKED)
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match="a state of the dataset, and this dataset has no states"):
+        next(iter(other))
+    plain = DataLoader(Plain(6), 2)
+    batches = iter(plain)
+    list(itertools.islice(batches, 3))
+    shorter = DataLoader(Plain(3), 2)
+    shorter.load_state_dict(plain.state_dict())
+    with pytest.raises(StateError, match="ended after 2 batches, of 3 to skip"):
+        next(iter(shorter))
+
+
+# Memory
+
+
+@apart
+@pytest.mark.parametrize("workers", [1, 8])
+def test_at_most_prefetch_factor_batches_are_made_ahead(workers: int) -> None:
+    # Two batches exceed the memory for further ones.
+    dataset = Counted(20 * MB, 32)
+    loader = DataLoader(dataset, 2, collate_fn=listed, **FORKED | {"num_workers": workers, "prefetch_factor": 2})
+    most = 0
+    for delivered, batch in enumerate(loader, 1):
+        assert batch[0][0] == batch[0][-1]
+        assert wait_until(lambda at=delivered: dataset.made >= min(32, 2 * at + 4))
+        most = max(most, dataset.made - 2 * delivered)
+        del batch
+    assert (dataset.made, most) == (32, 4)
+
+
+@apart
+def test_small_batches_use_all_workers() -> None:
+    loader = DataLoader(Counted(10, 60, 0.02), 1, **FORKED | {"num_workers": 6})
+    batches: Any = iter(loader)
+    list(itertools.islice(batches, 30))
+    assert len(batches._begun) > 2
+    assert sum(view["items"] > 1 for view in batches.look().makers) == 6
+
+
+@apart
+def test_a_batch_that_exceeds_the_limit_is_an_error() -> None:
+    loader = DataLoader(Counted(8 * MB, 4), 4, memory_limit=4 * MB, **FORKED)
+    with pytest.raises(OutOfMemoryError, match="exceed the limit of 4194304"):
+        next(iter(loader))
+
+
+# Errors
+
+
+@apart
+@pytest.mark.parametrize("how", ["raise", "exit", "go on"])
+def test_errors_are_raised_in_place_of_their_batch(how: str) -> None:
+    for workers, size in itertools.product((1, 2) if how == "exit" else (0, 1, 2), (None, 2)):
+        way = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else IN_PROCESS
+        found = outcomes(iter(DataLoader(Fails(how), size, collate_fn=listed, **way)))
+        as_torch = Fails("raise" if how == "exit" else how)
+        expected = outcomes(iter(torch.utils.data.DataLoader(as_torch, size, collate_fn=listed, **way)))
+        assert found == [WorkerError if each is ValueError and how == "exit" else each for each in expected]
+
+
+@apart
+def test_errors_of_iter_are_raised() -> None:
+    assert outcomes(iter(DataLoader(Fails("begin"), 2, **FORKED))) == [ValueError, ValueError]
+    with pytest.raises(ValueError, match="cannot begin"):
+        iter(DataLoader(Fails("begin"), 2))
+
+
+@apart
+def test_the_traceback_of_the_worker_is_told() -> None:
+    with pytest.raises(ValueError, match=r"(?s)in DataLoader worker process 0.*_fail.*cannot yield"):
+        list(DataLoader(Fails("raise"), 2, **FORKED))
+
+    def refuse(number: int) -> None:
+        raise KeyError(f"no {number}")
+
+    with pytest.raises(KeyError, match="no"):
+        list(DataLoader(Plain(3, 3), 1, worker_init_fn=refuse, **FORKED))
+
+
+@apart
+def test_a_pass_resumes_after_an_error() -> None:
+    def make() -> Any:
+        return DataLoader(Fails("go on"), 1, collate_fn=listed, **FORKED)
+
+    loader = make()
+    batches = iter(loader)
+    found, rests = [], []
+    whole = outcomes(iter(make()))
+    for _ in whole:
+        found += outcomes(itertools.islice(batches, 1))
+        rests.append(outcomes(iter(resumed(make, loader.state_dict()))))
+    assert found == whole
+    assert rests == [whole[at + 1 :] for at in range(len(whole))]
+
+
+@apart
+@pytest.mark.parametrize("how", ["end", "kill", "stop"])
+def test_lost_workers_are_reported(how: str) -> None:
+    loader = DataLoader(Fails(how), 1, persistent_workers=True, **FORKED)
+    said = {"end": "exit code 3", "kill": "SIGKILL", "stop": "stopped"}[how]
+    for _ in range(2):
+        with pytest.raises(WorkerError, match=said):
+            list(loader)
+    loader.dataset.how = "never"  # type: ignore[attr-defined]
+    assert len(list(loader)) == 12
+
+
+@apart
+def test_arguments_for_map_style_datasets_are_rejected() -> None:
+    for more in ({"num_batch_workers": 1}, {"worker_method": "thread"}):
+        with pytest.raises(UnsupportedError, match="is for map-style datasets only"):
+            DataLoader(Plain(3), **more)
+    with pytest.raises(ValueError, match="snapshot_every_n_steps"):
+        DataLoader(Plain(3), snapshot_every_n_steps=-1)
+    with pytest.raises(ValueError, match="timeout"):
+        iter(DataLoader(Plain(3), timeout=1))
+
+
+@apart
+def test_passes_are_explained() -> None:
+    loader = DataLoader(Counted(100, 40, 0.01), 4, **FORKED)
+    list(loader)
+    assert "item-bound" in loader.explain() or "start-bound" in loader.explain()
+    alone = DataLoader(Counted(100, 4, 0.01), 4)
+    list(alone)
+    assert "the program makes batches itself" in alone.explain()
