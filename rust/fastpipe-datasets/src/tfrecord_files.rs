@@ -113,7 +113,10 @@ impl TfRecordFiles {
         let features = lists.evidence.with_forms(features)?;
         let never = lists.evidence.never_seen();
         if !never.is_empty() {
-            let text = format!("no sampled record has a list of these features, whose rows are null: {}", never.join(", "));
+            let text = format!(
+                "no sampled record has a list of these features, whose rows are null: {}",
+                never.join(", ")
+            );
             notes.push(LogRecord::warning(text));
         }
         Ok((features, notes))

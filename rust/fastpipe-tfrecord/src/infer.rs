@@ -197,7 +197,9 @@ impl Evidence {
                 if self.wanted.is_some() && self.records > 0 {
                     return Err(self.missing(name).at_feature(name));
                 }
-                unknown.push(name.to_owned());
+                if self.records > 0 {
+                    unknown.push(name.to_owned());
+                }
                 continue;
             };
             try_reserve(&mut features, 1, "features")?;
