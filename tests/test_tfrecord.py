@@ -126,10 +126,8 @@ def test_numbers_are_converted_without_loss() -> None:
         *((128, "int8"), (-1, "uint64"), (2**31, "int32"), (2, "bool"), (2**24 + 1, "float32")),
         *((2**53 + 1, "float64"), (2049, "float16"), (1e6, "float16")),
     ]:
-        error = failure(
-            file([{"x": 0 if isinstance(value, int) else 0.0}, {"x": value}]),
-            features={"x": fastpipe.DenseSpec((), dtype)},
-        )
+        rows = file([{"x": 0 if isinstance(value, int) else 0.0}, {"x": value}])
+        error = failure(rows, features={"x": fastpipe.DenseSpec((), dtype)})
         assert isinstance(error, errors.ValueRangeError), (value, dtype)
         assert (error.feature, error.record, error.block) == ("x", 1, 0)
 
@@ -171,11 +169,8 @@ def test_lists_are_reshaped() -> None:
     assert values(rows, features={"x": padded})["x"][0] == [[0, 1, 2], [3, 4, 5], [-1, -1, -1]]
     cut = fastpipe.DenseSpec((1, 3), "int64", pad=-1)
     assert values(rows, features={"x": cut})["x"] == [[[0, 1, 2]], [[6, 7, 8]]]
-    for spec in (
-        fastpipe.RaggedSpec((None, 4), "int64"),
-        fastpipe.DenseSpec((5,), "int64"),
-        fastpipe.DenseSpec((), "int64"),
-    ):
+    wrong = [fastpipe.RaggedSpec((None, 4), "int64"), *(fastpipe.DenseSpec(shape, "int64") for shape in [(5,), ()])]
+    for spec in wrong:
         error = failure(rows, features={"x": spec})
         assert isinstance(error, errors.ShapeError)
         assert (error.feature, error.record) == ("x", 0)

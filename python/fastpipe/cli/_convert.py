@@ -21,7 +21,7 @@ from fastpipe._text import clean, plural, size_text
 from fastpipe.avro import AvroFile, write_avro
 from fastpipe.avro._encoded import avro_tables, encoded_records, projection
 from fastpipe.avro._writing import Codec, copy_records
-from fastpipe.cli._convert_files import even_counts, full_counts, write_files
+from fastpipe.cli._convert_files import even_counts, full_counts, sized, write_files
 from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
 from fastpipe.tfrecord import write_tfrecord
 from fastpipe.units._arrow_files import ArrowFileUnits
@@ -447,7 +447,7 @@ def _to_columns(to: str, tables: Tables, codec: str, batch_size: int) -> _Conver
                 options = pa.ipc.IpcWriteOptions(compression=None if name == "none" else name)
                 writer = pa.ipc.new_file(temporary, tables.schema, options=options)
             with writer:
-                for table in _sized(found, batch_size):
+                for table in sized(found, batch_size):
                     _write_table(writer, table, batch_size)
                     rows += table.num_rows
                     told(table.num_rows)
@@ -486,20 +486,3 @@ def _check_parquet(schema: pa.Schema) -> None:
                 "--columns, or convert to Arrow"
             )
             raise UnsupportedError(reason, feature=field.name, reason=reason) from error
-
-
-def _sized(found: Iterable[Any], rows: int) -> Iterator[Any]:
-    """Regroups tables into tables of `rows` rows. The last one may have fewer."""
-    import pyarrow as pa
-
-    waiting: list[Any] = []
-    count = 0
-    for batch in found:
-        waiting.append(batch if isinstance(batch, pa.Table) else pa.table(batch))
-        count += batch.num_rows
-        while count >= rows:
-            whole = pa.concat_tables(waiting)
-            yield whole.slice(0, rows)
-            waiting, count = [whole.slice(rows)], count - rows
-    if count:
-        yield pa.concat_tables(waiting).combine_chunks()

@@ -27,8 +27,8 @@ def indexed(source: Paths) -> tuple[FileFormat, list[str]]:
     format_, files = found(source)
     if format_ not in (AVRO, TFRECORD):
         raise UnsupportedError(
-            f"fastpipe index supports only Avro and TFRecord files, but {files[0]} is {format_.title}. read_csv creates "
-            "its index with index_cache=; other formats need no index",
+            f"fastpipe index supports only Avro and TFRecord files, but {files[0]} is {format_.title}. read_csv "
+            "creates its index with index_cache=; other formats need no index",
             path=files[0],
         )
     return format_, files

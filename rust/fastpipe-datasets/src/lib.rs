@@ -1,9 +1,9 @@
 //! Opening, surveying and sampling Avro, CSV and TFRecord files.
 //!
-//! [`AvroFiles`], [`CsvFiles`] and [`TfRecordFiles`] open files, find their blocks or rows, infer features, and create a source for the
-//! engine. [`CompressedCsv`] is the source of compressed CSV files. [`UnscannedCsv`] draws rows at random bytes of
-//! files, and [`CsvReservoir`] samples rows of a stream. [`MessageDecoder`] decodes Avro messages. [`default_window`]
-//! returns the default number of rows that are shuffled together.
+//! [`AvroFiles`], [`CsvFiles`] and [`TfRecordFiles`] open files, find their blocks or rows, infer features, and create
+//! a source for the engine. [`CompressedCsv`] is the source of compressed CSV files. [`UnscannedCsv`] draws rows at
+//! random bytes of files, and [`CsvReservoir`] samples rows of a stream. [`MessageDecoder`] decodes Avro messages.
+//! [`default_window`] returns the default number of rows that are shuffled together.
 //!
 //! This crate contains no Python code.
 #![forbid(unsafe_code)]

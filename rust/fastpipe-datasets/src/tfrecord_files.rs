@@ -93,7 +93,8 @@ impl TfRecordFiles {
         Ok((features, notes))
     }
 
-    /// Returns features whose lookups have the form of their lists in a sample of records. Also returns messages to log.
+    /// Returns features whose lookups have the form of their lists in a sample of records. Also returns messages to
+    /// log.
     ///
     /// # Errors
     /// If no record has a feature that must not be null, or a list has another type than its spec; errors of storage or

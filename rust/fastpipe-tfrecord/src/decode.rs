@@ -26,8 +26,8 @@ const MOST_KNOWN: usize = 1024;
 pub(crate) struct Scratch<'d> {
     /// The feature of each key that is read, in the current record.
     found: Vec<Option<Cursor<'d>>>,
-    /// The key of each entry in the previous record, and its index if it is read. Most records have the same keys in the
-    /// same order.
+    /// The key of each entry in the previous record, and its index if it is read. Most records have the same keys in
+    /// the same order.
     known: Vec<(&'d [u8], Option<usize>)>,
 }
 

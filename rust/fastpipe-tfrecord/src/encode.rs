@@ -1,9 +1,9 @@
 //! Encodes Arrow record batches as records of `tf.train.Example` messages.
 //!
 //! A column is a feature. Integers and bools are an `int64_list`, floats a `float_list`, and text and bytes a
-//! `bytes_list`. Lists, also those within lists of a fixed size, are flattened, because a feature has one list of values.
-//! Fields of structs are features of their own, with the names of all levels joined by dots. A null row of a column is
-//! left out of its Example.
+//! `bytes_list`. Lists, also those within lists of a fixed size, are flattened, because a feature has one list of
+//! values. Fields of structs are features of their own, with the names of all levels joined by dots. A null row of a
+//! column is left out of its Example.
 
 use std::sync::Arc;
 

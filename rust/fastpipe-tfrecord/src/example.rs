@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! Example   { Features features = 1 }
-//! Features  { map<string, Feature> feature = 1 }    // A map is a list of entries { string key = 1; Feature value = 2 }.
+//! Features  { map<string, Feature> feature = 1 }    // A list of entries { string key = 1; Feature value = 2 }.
 //! Feature   { oneof { BytesList = 1, FloatList = 2, Int64List = 3 } }
 //! BytesList { repeated bytes value = 1 }            // The values of the other lists may be packed.
 //! ```
 //!
-//! Unknown fields are skipped, as are known ones with another wire type. If a key is repeated, the last entry counts. If
-//! a message has several lists, the last kind counts, and lists of one kind in sequence are joined.
+//! Unknown fields are skipped, as are known ones with another wire type. If a key is repeated, the last entry counts.
+//! If a message has several lists, the last kind counts, and lists of one kind in sequence are joined.
 
 use std::fmt;
 
@@ -125,8 +125,8 @@ pub(crate) fn list(feature: Cursor<'_>) -> Result<Option<List<'_>>> {
 }
 
 impl<'d> List<'d> {
-    /// Calls `each` for each value of a `bytes_list`, and for each run of numbers. A run contains packed numbers, or the
-    /// bytes of one number.
+    /// Calls `each` for each value of a `bytes_list`, and for each run of numbers. A run contains packed numbers, or
+    /// the bytes of one number.
     #[inline(always)]
     pub(crate) fn pieces<E: From<crate::wire::Fault>>(
         &self,

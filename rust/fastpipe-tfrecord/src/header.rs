@@ -1,5 +1,5 @@
-//! What is known about a file before its records are found. A TFRecord file has no header: this is its size and a digest
-//! of its ends.
+//! What is known about a file before its records are found. A TFRecord file has no header: this is its size and a
+//! digest of its ends.
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_filled};
 use twox_hash::XxHash3_64;

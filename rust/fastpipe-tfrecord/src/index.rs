@@ -46,9 +46,9 @@ pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<V
     Ok(Some(chunks))
 }
 
-/// Decodes the index of a file that has grown since. Returns the chunks that are still valid. Returns `None` if no chunk
-/// is certain to be unchanged, or if the old part of the file has changed. Only the first bytes and the former last bytes
-/// are compared to detect a change.
+/// Decodes the index of a file that has grown since. Returns the chunks that are still valid. Returns `None` if no
+/// chunk is certain to be unchanged, or if the old part of the file has changed. Only the first bytes and the former
+/// last bytes are compared to detect a change.
 ///
 /// # Errors
 /// [`ErrorKind::Malformed`] if the bytes are not an index, or if its chunks can't exist in a file. Also returns errors

@@ -25,7 +25,8 @@ pub(crate) enum To {
 pub(crate) enum Length {
     /// Exactly this many.
     Exact(usize),
-    /// At most or at least `values`, in items of `width` values. Further values are dropped, and missing ones are `pad`.
+    /// At most or at least `values`, in items of `width` values. Further values are dropped, and missing ones are
+    /// `pad`.
     Padded { values: usize, width: usize, pad: Vec<u8> },
     /// Any number of items of `width` values. Their number is written to `lengths`.
     Ragged { width: usize, lengths: PartId },

@@ -15,8 +15,8 @@ use crate::errors::IntoPy;
 /// The blocks, rows and bytes of a file, the bytes of its index, and the outcome.
 type Row = (usize, u64, u64, u64, &'static str);
 
-/// Ensures that a directory contains the block index of an Avro file or, with `tfrecord`, of a TFRecord file. `progress`
-/// is called every few milliseconds with the number of bytes processed so far.
+/// Ensures that a directory contains the block index of an Avro file or, with `tfrecord`, of a TFRecord file.
+/// `progress` is called every few milliseconds with the number of bytes processed so far.
 #[pyfunction]
 #[pyo3(signature = (path, index_cache, progress, tfrecord=false))]
 pub(crate) fn index_file(
