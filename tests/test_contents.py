@@ -80,7 +80,7 @@ def lines(first: int) -> bytes:
 
 def records(first: int) -> bytes:
     """Returns a TFRecord file of 90 rows of 8 KB, in chunks of 64 KiB."""
-    return tfrecords.file({"x": i, "t": "t" * (8000 + i % 5), "v": [i / 2] * (i % 3)} for i in range(first, first + 90))
+    return tfrecords.file({"x": i, "t": "t" * (8000 + i % 7), "v": [i / 2] * (i % 3)} for i in range(first, first + 90))
 
 
 def cut(data: bytes) -> list[bytes]:

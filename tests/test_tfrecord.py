@@ -169,9 +169,9 @@ def test_lists_are_reshaped() -> None:
     assert values(rows, features={"x": padded})["x"][0] == [[0, 1, 2], [3, 4, 5], [-1, -1, -1]]
     cut = fastpipe.DenseSpec((1, 3), "int64", pad=-1)
     assert values(rows, features={"x": cut})["x"] == [[[0, 1, 2]], [[6, 7, 8]]]
-    wrong = [fastpipe.RaggedSpec((None, 4), "int64"), *(fastpipe.DenseSpec(shape, "int64") for shape in [(5,), ()])]
-    for spec in wrong:
-        error = failure(rows, features={"x": spec})
+    wrong: list[Any] = [fastpipe.DenseSpec((5,), "int64"), fastpipe.DenseSpec((), "int64")]
+    for other in [fastpipe.RaggedSpec((None, 4), "int64"), *wrong]:
+        error = failure(rows, features={"x": other})
         assert isinstance(error, errors.ShapeError)
         assert (error.feature, error.record) == ("x", 0)
 
@@ -302,7 +302,7 @@ def test_records_that_are_not_examples_name_the_byte() -> None:
         assert isinstance(error, errors.MalformedFileError)
         assert reason in str(error)
         assert error.record == 1
-        assert error.offset >= len(frame(example({"x": 1.0}))) + 12
+        assert (error.offset or 0) >= len(frame(example({"x": 1.0}))) + 12
 
 
 def test_damaged_records_do_not_hide_others() -> None:

@@ -94,7 +94,7 @@ def test_readers_and_batches_are_written(tmp_path: Path) -> None:
         "x": np.arange(5, dtype="int32"),
         "m": np.arange(10, dtype="float32").reshape(5, 2),
         "r": fastpipe.Ragged(np.arange(3), np.array([0, 1, 1, 3, 3, 3])),
-        "s": fastpipe.Sparse(np.array([[0, 4], [3, 1]]), np.array([0.5, 1.5], "float32"), (5, 9)),
+        "s": fastpipe.Sparse(np.array([[0, 4], [3, 1]]), np.array([0.5, 1.5], "float32"), np.array([5, 9])),
     }
     one, two = tmp_path / "one.tfrecord", tmp_path / "two.tfrecord"
     assert write_tfrecord(one, batch).rows == 5
@@ -114,7 +114,7 @@ def test_columns_that_do_not_fit_are_refused_and_the_file_stays(tmp_path: Path) 
     path = tmp_path / "x.tfrecord"
     write_tfrecord(path, {"x": np.arange(3)})
     before = path.read_bytes()
-    wrong: list[tuple[Any, type[Exception]]] = [
+    wrong: list[tuple[Any, type[fastpipe.FastpipeError]]] = [
         (pa.table({"x": pa.array([2**63], pa.uint64())}), errors.ValueRangeError),
         (pa.table({"x": [1e300]}), errors.ValueRangeError),
         (pa.table({"x": [[1, None]]}), errors.NullValueError),
