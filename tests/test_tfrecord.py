@@ -360,3 +360,42 @@ def test_varints_of_every_length_come_back() -> None:
     numbers = [sign * (1 << power) - (sign < 0) for power in range(63) for sign in (1, -1)]
     assert varint(-1) == b"\xff" * 9 + b"\x01"
     assert values(file([{"x": numbers}]), features={"x": fastpipe.RaggedSpec((None,), "int64")}) == {"x": [numbers]}
+
+
+def mutated(chance: random.Random, record: bytes) -> bytes:
+    """Returns a message in which one place differs."""
+    at = chance.randrange(len(record) + 1)
+    match chance.randrange(4):
+        case 0:
+            return record[:at] + bytes([chance.randrange(256)]) + record[at + 1 :]
+        case 1:
+            return record[:at] + varint(chance.choice([2**31, 2**32, 2**63, 2**64 - 1, 127, 128])) + record[at:]
+        case 2:
+            return record[:at] + record[at + chance.choice([1, 2, 8]) :]
+        case _:
+            return record[:at] + chance.randbytes(3) + record[at:]
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
+def test_mutated_records_are_read_or_raise_typed_errors(shuffle: Any) -> None:
+    rows = [example({"a": [1, 2, 3], "b": 1.5, "c": ["x", "yy"], "d": 2 if i % 3 else None}) for i in range(40)]
+    read = {
+        "a": fastpipe.RaggedSpec((None,), "int32", on_null="mask"),
+        "b": fastpipe.DenseSpec((), "float64", fill=0),
+        "c": fastpipe.HashSpec(9, on_null="mask"),
+        "d": fastpipe.DenseSpec((2,), "int64", pad=0, on_null="mask"),
+    }
+    order: dict[str, Any] = {"shuffle": shuffle, "shuffle_buffer": 7, "seed": 1} if shuffle else {}
+    for number in range(60):
+        chance = random.Random(number)
+        records = list(rows)
+        place = chance.randrange(len(records))
+        records[place] = mutated(chance, records[place])
+        found: dict[str, list[Any]] = {}
+        reason = ""
+        try:
+            found = values(b"".join(map(frame, records)), features=None if number % 5 == 0 else read, **order)
+        except errors.FastpipeError as error:
+            reason = str(error)
+        assert "internal error" not in reason
+        assert all(len(column) == len(rows) for column in found.values())
