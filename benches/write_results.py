@@ -17,7 +17,7 @@ from harness import HERE, RESULTS
 
 SECTIONS = ["compare", "threads", "memory", "sweep", "growth", "auto", "shuffle", "index", "in_memory"]
 SECTIONS += ["interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "bags", "atds"]
-SECTIONS += ["writing", "sql", "leases", "describe", "service"]
+SECTIONS += ["tfrecord", "writing", "sql", "leases", "describe", "service"]
 """Order of the sections. A bench without saved figures has no section."""
 HEAD = """\
 # Results

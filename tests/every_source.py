@@ -13,6 +13,7 @@ import pytest
 
 import fastpipe
 import samples
+import tfrecords
 import wire
 
 __all__ = ["ORDERS", "ROWS", "SOURCES", "Make", "Slices", "digests", "make", "order", "part"]
@@ -22,7 +23,7 @@ Make = Callable[..., fastpipe.Reader]
 
 
 SOURCES = [
-    *("avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file", "csv"),
+    *("avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file", "csv", "tfrecord"),
     *("scales and codes", "units with scales and codes", "bags"),
     *("part of avro", "part of parquet", "sql"),
 ]
@@ -72,6 +73,10 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         lines = [f'{i},"{text * 400}\n{text}",{i / 7}\n' for i, text in enumerate(texts)]
         path.write_text("id,text,x\n" + "".join(lines))
         return lambda **options: fastpipe.read_csv(path, **options)
+    if request.param == "tfrecord":
+        rows = ({"id": i, "text": text, "t": list(range(i % 4)), "pad": "x" * 2000} for i, text in enumerate(texts))
+        path.write_bytes(tfrecords.file(rows))
+        return lambda **options: fastpipe.read_tfrecord(path, **options)
     if "parquet" in request.param:
         parquet = pytest.importorskip("pyarrow.parquet")
         if request.param == "part of parquet":

@@ -14,6 +14,8 @@ from urllib.parse import unquote
 import fastavro
 import numpy as np
 
+import tfrecords
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 INDEX = ROOT / "docs/README.md"
@@ -91,6 +93,8 @@ def write(folder: Path) -> None:
     (folder / "ml-100k/u.data").write_text("".join(lines))
     rides = [f'{row / 8},"{("Wien", "Graz, Steiermark")[row % 2]}",2024-01-{row % 28 + 1:02}\n' for row in range(2_000)]
     (folder / "rides.csv").write_text("distance,city,day\n" + "".join(rides))
+    clicks = ({"label": row % 2, "tokens": list(range(row % 7)), "user": f"u{row % 50}"} for row in range(2_000))
+    (folder / "clicks.tfrecord").write_bytes(tfrecords.file(clicks))
     (folder / "trips").mkdir()
     for name, rows in (("train", 4_000), ("validation", 1_000)):
         distance, hour = random.uniform(0.5, 20, rows), random.integers(0, 24, rows)

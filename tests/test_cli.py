@@ -23,6 +23,7 @@ import pytest
 
 import fastpipe
 import fixtures
+import tfrecords
 from fastpipe import cli
 from fastpipe._text import size_text, table
 from fastpipe.avro._schemas import schema_fields
@@ -390,6 +391,7 @@ OTHERS = {
     "x.parquet": ("parquet", "row groups"),
     "x.pq": ("parquet", "row groups"),
     "x.feather": ("arrow", "record batches"),
+    "x.tfrecord": ("tfrecord", "chunks"),
     "part-0": ("parquet", "row groups"),
     "part-1": ("arrow", "record batches"),
 }
@@ -405,6 +407,8 @@ def write_other(path: Path, first: int = 0, rows: int = 30) -> Path:
         case "arrow":
             with pa.ipc.new_file(path, table.schema) as writer:
                 writer.write_table(table, max_chunksize=10)
+        case "tfrecord":
+            path.write_bytes(tfrecords.file({"n": n, "text": f"t{n}"} for n in numbers))
         case kind:
             tab = "\t" if kind == "tsv" else ","
             content = "".join(f"{n}{tab}{text}\n" for n, text in [("n", "text"), *((n, f"t{n}") for n in numbers)])
@@ -467,11 +471,11 @@ def test_unknown_formats(command: str, run: Run, users: Path, tmp_path: Path) ->
         assert re.match(r"fastpipe: the files have several formats: Avro \(.*users\.avro\), CSV \(.*x\.csv\)", err)
 
 
-def test_only_avro_files_are_indexed(run: Run, tmp_path: Path) -> None:
+def test_only_avro_and_tfrecord_files_are_indexed(run: Run, tmp_path: Path) -> None:
     code, _, err = run("index", write_other(tmp_path / "x.csv"))
     assert code == 1
-    instead = "read_csv creates its index with index_cache="
-    assert re.fullmatch(rf"fastpipe: fastpipe .* supports only Avro files, but .*x\.csv is CSV\. {instead}.*\n", err)
+    instead = r"x\.csv is CSV\. read_csv creates its index with index_cache="
+    assert re.fullmatch(rf"fastpipe: fastpipe .* supports only Avro and TFRecord files, but .*{instead}.*\n", err)
 
 
 # --- Text ---

@@ -25,8 +25,8 @@ FRAMEWORKS = ("torch", "jax", "tensorflow", "xgboost", "ray")
 RETURNED = {
     *("Candidates", "CsvSample", "Description", "FeatureStatistics", "Growth", "HeldOut", "LeaseWorker"),
     *("LedgerStatus", "EpochStatus", "WorkerStatus", "Measure", "Partition", "RowEstimate", "ShuffleReport"),
-    *("PrometheusCollector", "SqlPartition", "SqlPlan", "WrittenFile", "Features", "StepOfEpoch"),
-    *("AvroLocation", "CsvLocation", "PointLocation", "RowLocation", "UnitLocation"),
+    *("PrometheusCollector", "SqlPartition", "SqlPlan", "WrittenFile", "WrittenRecords", "Features", "StepOfEpoch"),
+    *("AvroLocation", "CsvLocation", "PointLocation", "RowLocation", "TFRecordLocation", "UnitLocation"),
 }
 # Types that describe arguments: keyword arguments, and protocols.
 ARGUMENTS = {"Directory", "InferOptions", "Options", "ReadableFile", "Units"}
@@ -92,7 +92,7 @@ def test_examples(example: Documented, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_all_public_functions_and_classes_have_an_example() -> None:
-    topics = ("avro", "batch", "csv", "leases", "metrics", "recsys", "service", "sql", "typing", "units")
+    topics = ("avro", "batch", "csv", "leases", "metrics", "recsys", "service", "sql", "tfrecord", "typing", "units")
     modules = [fastpipe, *(importlib.import_module(f"fastpipe.{topic}") for topic in topics)]
     named = [(name, getattr(module, name)) for module in modules for name in module.__all__]
     without = set()

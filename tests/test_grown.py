@@ -14,6 +14,7 @@ import pytest
 
 import fastpipe
 import samples
+import tfrecords
 
 BLOCKS = (4, 1, 6)
 
@@ -28,6 +29,7 @@ class Source:
             "csv": fastpipe.read_csv,
             "parquet": fastpipe.read_parquet,
             "arrow": fastpipe.read_arrow,
+            "tfrecord": fastpipe.read_tfrecord,
         }[format_]
 
     def path(self, name: str) -> Path:
@@ -52,6 +54,9 @@ class Source:
         if self.format == "csv":
             path.write_text("".join(f"{line}\n" for line in ["id", *(i for rows in blocks for i in rows)]))
             return
+        if self.format == "tfrecord":
+            path.write_bytes(tfrecords.file({"id": i} for rows in blocks for i in rows))
+            return
         pa = pytest.importorskip("pyarrow")
         tables = [pa.table({"id": pa.array(rows, pa.int64())}) for rows in blocks]
         if self.format == "parquet":
@@ -67,7 +72,7 @@ class Source:
         return self.function(self.folder, features=samples.ONLY_ID, **options)
 
 
-@pytest.fixture(params=["avro", "csv", "parquet", "arrow"])
+@pytest.fixture(params=["avro", "csv", "parquet", "arrow", "tfrecord"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     return Source(request.param, tmp_path)
 

@@ -17,7 +17,7 @@ from every_source import Slices
 from fastpipe.errors import MissingFileError, SchemaError, UnsupportedError
 from fastpipe.typing import InferOptions, Options
 
-FORMATS = ["avro", "csv", "csv.gz", "tsv", "parquet", "pq", "arrow", "feather"]
+FORMATS = ["avro", "csv", "csv.gz", "tsv", "parquet", "pq", "arrow", "feather", "tfrecord"]
 TEXT = "id,name,score\n" + "".join(f"{i},{chr(97 + i % 5)},{i / 7 if i % 3 else ''}\n" for i in range(60))
 READ: dict[str, Callable[..., fastpipe.Reader]] = {
     "avro": fastpipe.read_avro,
@@ -28,6 +28,7 @@ READ: dict[str, Callable[..., fastpipe.Reader]] = {
     "pq": fastpipe.read_parquet,
     "arrow": fastpipe.read_arrow,
     "feather": fastpipe.read_arrow,
+    "tfrecord": fastpipe.read_tfrecord,
 }
 
 
@@ -43,6 +44,8 @@ def write(path: Path, kind: str) -> Path:
     table = pa.table({"id": range(60), "name": names, "score": [i / 7 if i % 3 else None for i in range(60)]})
     if kind == "avro":
         fastpipe.write_avro(path, table)
+    elif kind == "tfrecord":
+        fastpipe.tfrecord.write_tfrecord(path, table)
     elif kind in ("parquet", "pq"):
         pytest.importorskip("pyarrow.parquet").write_table(table, path)
     else:
@@ -147,6 +150,12 @@ def test_options_are_typed_as_those_of_the_readers() -> None:
     typed = {name: annotation.__forward_arg__ for name, annotation in InferOptions.__annotations__.items()}
     known = {"source", "features", "columns", "batch_size", "filesystem", *Options.__annotations__}
     expected = {}
-    for read in (fastpipe.read_avro, fastpipe.read_csv, fastpipe.read_parquet, fastpipe.read_arrow):
+    for read in (
+        fastpipe.read_avro,
+        fastpipe.read_csv,
+        fastpipe.read_parquet,
+        fastpipe.read_arrow,
+        fastpipe.read_tfrecord,
+    ):
         expected |= {name: one.annotation for name, one in inspect.signature(read).parameters.items()}
     assert typed == {name: annotation for name, annotation in expected.items() if name not in known}

@@ -20,6 +20,7 @@ from fastpipe._reader.options import Settings, takes_options
 FUNCTIONS = [
     fastpipe.read_avro,
     fastpipe.read_csv,
+    fastpipe.read_tfrecord,
     fastpipe.read_parquet,
     fastpipe.read_sql,
     fastpipe.read_arrow,

@@ -16,7 +16,7 @@ import fastpipe
 import manual
 
 TOPICS = [
-    *("avro", "batch", "csv", "errors", "leases", "metrics", "recsys", "service", "sql", "typing", "units"),
+    *("avro", "batch", "csv", "errors", "leases", "metrics", "recsys", "service", "sql", "tfrecord", "typing", "units"),
     *("cuda", "jax", "ray", "tf", "torch", "xgboost"),
 ]
 MODULES = ["fastpipe", *(f"fastpipe.{topic}" for topic in TOPICS)]

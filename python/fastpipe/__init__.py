@@ -6,8 +6,8 @@
         batch["user_embedding"]  # numpy float32 [1024, 64]
         batch["clicked_items"]   # fastpipe.Ragged(values, offsets)
 
-`read_csv`, `read_parquet`, `read_arrow`, `read_sql`, `read_units` (custom sources), `from_arrow` and `from_arrays`
-(in-memory tables) work in the same way. `write_avro` writes Avro files.
+`read_csv`, `read_parquet`, `read_arrow`, `read_tfrecord`, `read_sql`, `read_units` (custom sources), `from_arrow` and
+`from_arrays` (in-memory tables) work in the same way. `write_avro` writes Avro files.
 
 Importing fastpipe imports no package other than NumPy.
 """

@@ -14,6 +14,7 @@ from fastpipe import service as service
 from fastpipe import specs as specs
 from fastpipe import sql as sql
 from fastpipe import tf as tf
+from fastpipe import tfrecord as tfrecord
 from fastpipe import torch as torch
 from fastpipe import typing as typing
 from fastpipe import units as units
@@ -43,6 +44,7 @@ from fastpipe.specs._buckets import BucketSpec as BucketSpec
 from fastpipe.specs._vocabularies import HashSpec as HashSpec
 from fastpipe.specs._vocabularies import VocabularySpec as VocabularySpec
 from fastpipe.sql import read_sql as read_sql
+from fastpipe.tfrecord import read_tfrecord as read_tfrecord
 from fastpipe.units import read_arrow as read_arrow
 from fastpipe.units import read_parquet as read_parquet
 from fastpipe.units import read_units as read_units

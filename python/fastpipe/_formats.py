@@ -18,6 +18,7 @@ from fastpipe.csv import read_csv
 from fastpipe.csv._reading import Header, OnRagged
 from fastpipe.errors import UnsupportedError
 from fastpipe.specs import Features, Spec
+from fastpipe.tfrecord import read_tfrecord
 from fastpipe.units import Units, read_arrow, read_parquet
 
 
@@ -55,6 +56,14 @@ class FileFormat(NamedTuple):
 
 
 AVRO = FileFormat("avro", "Avro", read_avro, (".avro",), b"Obj\x01", rows="records", units="blocks")
+TFRECORD = FileFormat(
+    "tfrecord",
+    "TFRecord",
+    read_tfrecord,
+    ((".tfrecord", ".tfrecords", ".tfrec"),),
+    None,
+    units="chunks",
+)
 FORMATS = (
     AVRO,
     FileFormat("parquet", "Parquet", read_parquet, (".parquet", ".pq"), b"PAR1", units="row groups"),
@@ -69,6 +78,7 @@ FORMATS = (
         MappingProxyType({"delimiter": "\t"}),
         units="chunks",
     ),
+    TFRECORD,
 )
 _LONGEST_MAGIC = max(len(each.magic or b"") for each in FORMATS)
 
@@ -122,7 +132,7 @@ class InferOptions(TypedDict, total=False):
 
     Attributes:
         overrides: All functions.
-        index_cache: `read_avro` and `read_csv`.
+        index_cache: `read_avro`, `read_csv` and `read_tfrecord`.
         reader_schema: `read_avro`.
         logical_types: `read_avro`.
         on_unsupported: `read_avro`.
@@ -165,16 +175,16 @@ _FUNCTION = (
 def infer_features(
     source: Source, *, columns: str | Sequence[str] | None = None, **options: Unpack[InferOptions]
 ) -> Features:
-    """Infers the features of Avro, CSV, Parquet or Arrow files. Printing the result gives Python code to paste.
+    """Infers the features of files: Avro, CSV, Parquet, Arrow or TFRecord. Printing them gives Python code to paste.
 
     The result equals the `features` of the reader that the function for the format returns: `read_avro`, `read_csv`,
-    `read_parquet` or `read_arrow`. Their pages describe what is inferred. For other sources, such as tables and
-    queries, create a reader and use its `features`.
+    `read_parquet`, `read_arrow` or `read_tfrecord`. Their pages describe what is inferred. For other sources, such as
+    tables and queries, create a reader and use its `features`.
 
     The file name determines the format: `.avro`; `.csv` and `.tsv` (with tabs), also with `.gz` or `.zst`; `.parquet`
-    and `.pq`; `.arrow`, `.feather` and `.ipc`. The first bytes of files with other names, and of files in memory,
-    determine whether the format is Avro, Parquet or Arrow. From a directory, the files of the first of these formats
-    that it contains are read.
+    and `.pq`; `.arrow`, `.feather` and `.ipc`; `.tfrecord`, `.tfrecords` and `.tfrec`. The first bytes of files with
+    other names, and of files in memory, determine whether the format is Avro, Parquet or Arrow. From a directory, the
+    files of the first of these formats that it contains are read.
 
     Args:
         source: A path, a glob, a directory, a contiguous buffer with the bytes of an Avro, Parquet or Arrow file, a

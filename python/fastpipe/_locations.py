@@ -47,6 +47,11 @@ class CsvLocation(Location):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TFRecordLocation(Location):
+    """Location of a row in TFRecord files. `row` is the index of the record in its file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowLocation(Location):
     """Location of a row in a table in memory. `row` is its index in the table."""
 
@@ -80,7 +85,8 @@ class PointLocation(Location):
 
 
 _KINDS: Mapping[str, type[Location]] = {
-    kind.__name__: kind for kind in (AvroLocation, CsvLocation, RowLocation, UnitLocation, PointLocation)
+    kind.__name__: kind
+    for kind in (AvroLocation, CsvLocation, TFRecordLocation, RowLocation, UnitLocation, PointLocation)
 }
 
 

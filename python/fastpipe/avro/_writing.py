@@ -6,23 +6,15 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
-from fastpipe._arguments import flag, imported, memory_size, shown, within
-from fastpipe._arrow.export import table_of
+from fastpipe._arguments import flag, memory_size, shown, within
 from fastpipe._boundary import AvroWriting
 from fastpipe._fastpipe import AvroWriter, ContainerFile
 from fastpipe._files._atomic_write import replacing, truncated_on_failure
+from fastpipe._files._written_rows import Part, bar_of, parts_of
 from fastpipe._local_path import local
 from fastpipe._omissions import stacklevel
-from fastpipe._progress import progress_bar
-from fastpipe._reader.reader import Reader
-from fastpipe._reader.reader_passes import arrow_streams
-from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
-from fastpipe.specs import SparseSpec, Spec
 
 Codec: TypeAlias = Literal["null", "deflate", "snappy", "zstandard", "bzip2", "xz"]
 
@@ -128,7 +120,7 @@ def write_avro(
     )
     if codec is not None and not isinstance(codec, str):
         raise TypeError(f"codec must be the name of a codec; got {shown(codec)}")
-    given = _given(data)
+    given = parts_of(data)
     appending, showing = flag("append", append), flag("progress", progress)
     if appending:
         if metadata is not None:
@@ -138,7 +130,7 @@ def write_avro(
         place: Any = truncated_on_failure(target, length)
     else:
         schema_there, place = None, replacing(target)
-    with _bar(data, showing) as bar, place as temporary:
+    with bar_of(data, showing) as bar, place as temporary:
         writer = AvroWriter(temporary or target, shown=target, schema=text, writing=writing, appending_to=schema_there)
         try:
             _write(writer, given, text is None and not appending, None if bar is None else bar.update)
@@ -188,7 +180,7 @@ def copy_records(
     return rows
 
 
-def _write(writer: AvroWriter, given: Iterator[_Part], inferring: bool, told: Any) -> None:
+def _write(writer: AvroWriter, given: Iterator[Part], inferring: bool, told: Any) -> None:
     known = not inferring
     for data, required, declared in given:
         if declared is not None:
@@ -199,80 +191,6 @@ def _write(writer: AvroWriter, given: Iterator[_Part], inferring: bool, told: An
         del data  # Releases it before the next item is drawn.
     if not known:
         raise ValueError("the data is empty, without even an empty batch to derive a schema from: pass schema=")
-
-
-# Arrow data; the columns (and fields of columns) without nulls; and, instead of data, an object with its schema.
-_Part: TypeAlias = tuple[Any, list[str], Any]
-
-
-def _given(data: Any) -> Iterator[_Part]:
-    """Returns an iterator over the data. Raises an error immediately if the data has the wrong type."""
-    if isinstance(data, Reader):
-        return _of_reader(data)
-    if isinstance(data, Mapping) or _is_arrow(data):
-        return _of_item(data, "data")
-    if isinstance(data, Iterable) and not isinstance(
-        data, (str, bytes, bytearray, memoryview, np.ndarray, os.PathLike)
-    ):
-        return _of_items(data)
-    kinds = "a batch, a Reader, Arrow data, or an iterable of these"
-    hint = ": collect() it first" if hasattr(data, "collect") else ""
-    raise TypeError(f"data must be {kinds}; got {shown(data)}{hint}")
-
-
-def _is_arrow(data: Any) -> bool:
-    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
-
-
-def _of_reader(reader: Reader) -> Iterator[_Part]:
-    required = [path for name, spec in reader.features.items() for path in _without_nulls(name, spec)]
-    yield None, required, reader
-    for batch in arrow_streams(reader).batches():
-        yield batch, required, None
-
-
-def _of_items(items: Iterable[Any]) -> Iterator[_Part]:
-    for number, item in enumerate(items):
-        yield from _of_item(item, f"item {number} of data")
-
-
-def _of_item(item: Any, what: str) -> Iterator[_Part]:
-    if isinstance(item, Mapping):
-        # Rows can't be counted in an empty record batch, which has no columns.
-        if not item:
-            raise ValueError(f"{what} is a batch without columns")
-        yield table_of(item), [name for name, form in item.items() if not _may_be_null(form)], None
-    elif isinstance(item, Reader):
-        yield from _of_reader(item)
-    elif (pa := imported("pyarrow")) is not None and isinstance(item, pa.RecordBatchReader):
-        # The batches may come from Python code. Through the C interface, its exceptions would turn into plain text.
-        yield None, [], item.schema
-        for batch in item:
-            yield batch, [], None
-    elif _is_arrow(item):
-        yield item, [], None
-    else:
-        raise TypeError(f"{what} must be a batch (dict from name to array) or Arrow data; got {shown(item)}")
-
-
-def _without_nulls(name: str, spec: Spec) -> list[str]:
-    """Returns the column of a feature if its Arrow data has no nulls, otherwise the column's fields without nulls."""
-    # Arrow data has nulls in place of NaT, and in place of NaN if NaN stands for null.
-    whole = not spec._nan_is_null and not spec.dtype.startswith(("datetime64", "timedelta64"))
-    if whole and spec.on_null != "mask":
-        return [name]
-    if not isinstance(spec, SparseSpec):
-        return []
-    # A mask marks the null rows of sparse features. Their values are never null.
-    return [f"{name}.indices{i}" for i in range(len(spec.shape))] + [f"{name}.values"] * whole
-
-
-def _may_be_null(form: Any) -> bool:
-    if isinstance(form, Masked):
-        return True
-    if isinstance(form, (Ragged, Sparse, SparseCSR)):
-        return _may_be_null(form.values)
-    return isinstance(form, np.ndarray) and form.dtype.kind in "mM"
 
 
 def _schema_text(schema: Any) -> str | None:
@@ -326,16 +244,3 @@ def _appendable(path: str, codec: str | None) -> tuple[ContainerFile, int]:
         )
         warnings.warn(text, RuntimeWarning, stacklevel())
     return file, length
-
-
-def _bar(data: Any, showing: bool) -> Any:
-    if not showing:
-        return nullcontext()
-    total: int | None = None
-    if isinstance(data, Reader):
-        with suppress(TypeError):  # The reader may be endless.
-            total = len(data) * data.batch_size
-    elif not isinstance(data, Mapping):
-        rows = getattr(data, "num_rows", getattr(data, "height", None))
-        total = rows if isinstance(rows, int) else None
-    return progress_bar(total)

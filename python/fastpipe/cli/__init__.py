@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fastpipe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     avro = "Avro file, directory (all *.avro below it) or glob pattern"
-    source = "Avro, Parquet, Arrow or CSV file, directory or glob pattern"
+    source = "Avro, Parquet, Arrow, CSV or TFRecord file, directory or glob pattern"
 
     inspect = commands.add_parser(
         "inspect", help="show features, size and rows (for Avro, also schema, codec and compression)"
@@ -139,10 +139,8 @@ def _head(arguments: argparse.Namespace) -> int:
 
 
 def _index_files(arguments: argparse.Namespace) -> int:
-    files = _formats.avro_only(
-        arguments.files, "fastpipe index", "read_csv creates its index with index_cache=; other formats need no index"
-    )
-    indexed = _index.build(files, arguments.cache or user_cache_directory())
+    format_, files = _formats.indexed(arguments.files)
+    indexed = _index.build(files, arguments.cache or user_cache_directory(), format_.name)
     print(_index.table(indexed, _width()))
     # A directory that can't be written causes the same error for each file. Report it once.
     failed = {str(file.error): file.error for file in indexed if file.error is not None}

@@ -33,6 +33,7 @@ from fastpipe.avro import read_avro
 from fastpipe.cli import _formats, _inspect
 from fastpipe.csv import read_csv
 from fastpipe.errors import LimitError, SchemaError
+from fastpipe.tfrecord import read_tfrecord
 
 _SHUFFLES = ("off", "window", "block", "buffer")
 _BATCH_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -156,7 +157,7 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
     else:
         what = {"columns": arguments.columns}
     with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as cache:
-        if format_.function in (read_avro, read_csv):
+        if format_.function in (read_avro, read_csv, read_tfrecord):
             what["index_cache"] = cache  # Without it, each reader would search for blocks or rows again.
 
         def make(size: int, threads: Any, shuffle: str, memory_limit: str | None = arguments.memory_limit) -> Reader:

@@ -21,8 +21,9 @@ from fastpipe._text import clean, plural, size_text
 from fastpipe.avro import AvroFile, write_avro
 from fastpipe.avro._encoded import avro_tables, encoded_records, projection
 from fastpipe.avro._writing import Codec, copy_records
-from fastpipe.cli._convert_files import even_counts, full_counts, write_files
+from fastpipe.cli._convert_files import even_counts, full_counts, sized, write_files
 from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
+from fastpipe.tfrecord import write_tfrecord
 from fastpipe.units._arrow_files import ArrowFileUnits
 from fastpipe.units._files import Files
 from fastpipe.units._parquet import ParquetUnits
@@ -51,7 +52,8 @@ def tables_of(
     """Returns the rows of files, in storage order or shuffled.
 
     Args:
-        origin: Format of the files: "avro", "parquet", "arrow", "csv" or "tsv". The types of CSV columns are inferred.
+        origin: Format of the files: "avro", "parquet", "arrow", "csv", "tsv" or "tfrecord". The types of CSV columns
+            and of the features of TFRecord files are inferred.
         files: Paths of the files.
         columns: Columns to read, or None for all. `a.b` selects a field of a record or struct.
         order: Options of a shuffled reader. Empty to keep the storage order.
@@ -65,7 +67,7 @@ def tables_of(
     if origin == "avro":
         schema, reader, tables = avro_tables(files, columns, batch_size=batch_size, **order)
         return Tables(schema, reader.num_rows, lambda: _Closing(reader, tables))
-    if origin in ("csv", "tsv"):
+    if origin in ("csv", "tsv", "tfrecord"):
         read = _FORMATS[origin].read(files, columns=columns, batch_size=batch_size, **order)
         return Tables(schema_of(read.features), read.num_rows, lambda: _Closing(read, read.to_arrow_reader()))
     parquet = origin == "parquet"
@@ -197,9 +199,10 @@ _CODECS = {
     "avro": get_args(Codec),
     "parquet": ("null", "snappy", "gzip", "zstandard", "lz4", "brotli"),
     "arrow": ("null", "zstandard", "lz4"),
+    "tfrecord": ("null",),
 }
 # All Avro libraries read deflate, but not all of them zstandard.
-_DEFAULT_CODECS = {"avro": "deflate", "parquet": "zstandard", "arrow": "zstandard"}
+_DEFAULT_CODECS = {"avro": "deflate", "parquet": "zstandard", "arrow": "zstandard", "tfrecord": "null"}
 _OF_PYARROW = {"null": "none", "zstandard": "zstd"}
 # Default number of rows in a row group or record batch. It doesn't affect Avro output.
 _BATCH_SIZE = 16_384
@@ -208,7 +211,7 @@ _BATCH_SIZE = 16_384
 def add_options(convert: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
     """Adds the options of the command `convert`."""
     convert.add_argument(
-        "source", metavar="IN", help="file, directory or glob pattern of Avro, Parquet, Arrow or CSV files"
+        "source", metavar="IN", help="file, directory or glob pattern of Avro, Parquet, Arrow, CSV or TFRecord files"
     )
     convert.add_argument("target", metavar="OUT", help="file to write, or directory with --files or --rows-per-file")
     convert.add_argument(
@@ -279,7 +282,10 @@ def run(arguments: argparse.Namespace) -> int:
     made = _copying(files, columns, order, codec, block_bytes) if origin == to == "avro" else None
     if made is None:
         tables = tables_of(origin, files, columns, order, batch_size)
-        made = _to_avro(tables, codec, block_bytes) if to == "avro" else _to_columns(to, tables, codec, batch_size)
+        if to == "avro":
+            made = _to_avro(tables, codec, block_bytes)
+        else:
+            made = _to_records(tables) if to == "tfrecord" else _to_columns(to, tables, codec, batch_size)
     bar = progress_bar(made.rows) if sys.stderr.isatty() else None
     told = _ignore if bar is None else bar.update
     with bar or nullcontext(), made.open() as found:
@@ -395,6 +401,18 @@ def _to_avro(tables: Tables, codec: Any, block_bytes: int) -> _Conversion:
     return _Conversion(tables.rows, tables.open, write)
 
 
+def _to_records(tables: Tables) -> _Conversion:
+    def write(path: str, found: Iterable[Any], told: Callable[[int], object]) -> int:
+        def counted() -> Iterator[Any]:
+            for table in found:
+                yield table
+                told(table.num_rows)
+
+        return write_tfrecord(path, counted()).rows
+
+    return _Conversion(tables.rows, tables.open, write)
+
+
 def _check_durations(kind: Any, name: str) -> None:
     """Refuses types that Avro doesn't have and `write_avro` would write as plain numbers."""
     import pyarrow as pa
@@ -429,7 +447,7 @@ def _to_columns(to: str, tables: Tables, codec: str, batch_size: int) -> _Conver
                 options = pa.ipc.IpcWriteOptions(compression=None if name == "none" else name)
                 writer = pa.ipc.new_file(temporary, tables.schema, options=options)
             with writer:
-                for table in _sized(found, batch_size):
+                for table in sized(found, batch_size):
                     _write_table(writer, table, batch_size)
                     rows += table.num_rows
                     told(table.num_rows)
@@ -468,20 +486,3 @@ def _check_parquet(schema: pa.Schema) -> None:
                 "--columns, or convert to Arrow"
             )
             raise UnsupportedError(reason, feature=field.name, reason=reason) from error
-
-
-def _sized(found: Iterable[Any], rows: int) -> Iterator[Any]:
-    """Regroups tables into tables of `rows` rows. The last one may have fewer."""
-    import pyarrow as pa
-
-    waiting: list[Any] = []
-    count = 0
-    for batch in found:
-        waiting.append(batch if isinstance(batch, pa.Table) else pa.table(batch))
-        count += batch.num_rows
-        while count >= rows:
-            whole = pa.concat_tables(waiting)
-            yield whole.slice(0, rows)
-            waiting, count = [whole.slice(rows)], count - rows
-    if count:
-        yield pa.concat_tables(waiting).combine_chunks()

@@ -71,3 +71,20 @@ class _Rows:
     def at_end(self) -> bool:
         """Returns whether no row is left."""
         return self._rest is None and not any(table.num_rows for table in self._tables)
+
+
+def sized(found: Iterable[Any], rows: int) -> Iterator[Any]:
+    """Regroups tables into tables of `rows` rows. The last one may have fewer."""
+    import pyarrow as pa
+
+    waiting: list[Any] = []
+    count = 0
+    for batch in found:
+        waiting.append(batch if isinstance(batch, pa.Table) else pa.table(batch))
+        count += batch.num_rows
+        while count >= rows:
+            whole = pa.concat_tables(waiting)
+            yield whole.slice(0, rows)
+            waiting, count = [whole.slice(rows)], count - rows
+    if count:
+        yield pa.concat_tables(waiting).combine_chunks()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastpipe._files._paths import Paths, expand
-from fastpipe._formats import AVRO, RENAME, SUFFIXES, FileFormat, format_of
+from fastpipe._formats import AVRO, RENAME, SUFFIXES, TFRECORD, FileFormat, format_of
 from fastpipe.errors import UnsupportedError
 
 
@@ -18,20 +18,17 @@ def found(source: Paths) -> tuple[FileFormat, list[str]]:
     return format_of(files, RENAME), files
 
 
-def avro_only(source: Paths, what: str, instead: str) -> list[str]:
-    """Returns the files of a source for a command that supports only Avro.
-
-    Args:
-        source: Paths.
-        what: Name of the command, for the message.
-        instead: Advice for files of another format, for the message.
+def indexed(source: Paths) -> tuple[FileFormat, list[str]]:
+    """Returns the format and the files of a source for `fastpipe index`.
 
     Raises:
-        UnsupportedError: If the files have another format.
+        UnsupportedError: If `fastpipe index` can't index files of this format.
     """
     format_, files = found(source)
-    if format_ is not AVRO:
+    if format_ not in (AVRO, TFRECORD):
         raise UnsupportedError(
-            f"{what} supports only Avro files, but {files[0]} is {format_.title}. {instead}", path=files[0]
+            f"fastpipe index supports only Avro and TFRecord files, but {files[0]} is {format_.title}. read_csv "
+            "creates its index with index_cache=; other formats need no index",
+            path=files[0],
         )
-    return files
+    return format_, files

@@ -43,7 +43,7 @@ class IndexedFile:
     error: FastpipeError | None = None
 
 
-def build(paths: Sequence[str], directory: str) -> list[IndexedFile]:
+def build(paths: Sequence[str], directory: str, format_: str = "avro") -> list[IndexedFile]:
     """Indexes the files that have no index in the directory yet, with a progress bar.
 
     If a file was modified within the last two seconds, waits until it is old enough to be indexed.
@@ -52,21 +52,22 @@ def build(paths: Sequence[str], directory: str) -> list[IndexedFile]:
         The outcome for each file, in the sequence of `paths`.
     """
     with _bytes_bar(paths) as tell:
-        done = {path: _index(path, directory, tell) for path in dict.fromkeys(paths)}
+        done = {path: _index(path, directory, format_, tell) for path in dict.fromkeys(paths)}
     young = [path for path, indexed in done.items() if indexed is None]
     if young:
         time.sleep(_SETTLING_SECONDS + 0.1)
         with _bytes_bar(young) as tell:
-            done |= {path: _index(path, directory, tell) for path in young}
+            done |= {path: _index(path, directory, format_, tell) for path in young}
     reason = "its index was not saved: the file keeps changing, or its modification time is in the future"
     failed = {path: IndexedFile(path, error=in_file(StorageError, path, reason)) for path in young}
     return [done[path] or failed[path] for path in paths]
 
 
-def _index(path: str, directory: str, tell: Callable[[str, int], None]) -> IndexedFile | None:
+def _index(path: str, directory: str, format_: str, tell: Callable[[str, int], None]) -> IndexedFile | None:
     """Indexes one file. Returns None if it was modified too recently."""
     try:
-        blocks, rows, size, index_size, kept = index_file(path, directory, lambda behind: tell(path, behind))
+        found = index_file(path, directory, lambda behind: tell(path, behind), format_ == "tfrecord")
+        blocks, rows, size, index_size, kept = found
     except FastpipeError as error:
         return IndexedFile(path, error=error)
     if kept not in _STATES:

@@ -1,9 +1,9 @@
-//! Opening, surveying and sampling Avro and CSV files.
+//! Opening, surveying and sampling Avro, CSV and TFRecord files.
 //!
-//! [`AvroFiles`] and [`CsvFiles`] open files, find their blocks or rows, infer features, and create a source for the
-//! engine. [`CompressedCsv`] is the source of compressed CSV files. [`UnscannedCsv`] draws rows at random bytes of
-//! files, and [`CsvReservoir`] samples rows of a stream. [`MessageDecoder`] decodes Avro messages. [`default_window`]
-//! returns the default number of rows that are shuffled together.
+//! [`AvroFiles`], [`CsvFiles`] and [`TfRecordFiles`] open files, find their blocks or rows, infer features, and create
+//! a source for the engine. [`CompressedCsv`] is the source of compressed CSV files. [`UnscannedCsv`] draws rows at
+//! random bytes of files, and [`CsvReservoir`] samples rows of a stream. [`MessageDecoder`] decodes Avro messages.
+//! [`default_window`] returns the default number of rows that are shuffled together.
 //!
 //! This crate contains no Python code.
 #![forbid(unsafe_code)]
@@ -19,6 +19,8 @@ mod csv_line_buffer;
 mod csv_reservoir;
 mod in_parallel;
 mod layout_digest;
+mod tfrecord_files;
+mod tfrecord_format;
 mod vocabulary_file;
 mod window;
 
@@ -31,5 +33,7 @@ pub use csv_files::CsvFiles;
 pub use csv_line_buffer::{CsvLineBuffer, DrawnLines};
 pub use csv_reservoir::CsvReservoir;
 pub use layout_digest::layout_digest;
+pub use tfrecord_files::TfRecordFiles;
+pub use tfrecord_format::TfRecordFormat;
 pub use vocabulary_file::{LOOK_AFTER_KEYS, read_vocabulary};
 pub use window::{default_window, window_rows};

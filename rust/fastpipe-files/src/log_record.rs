@@ -24,7 +24,8 @@ impl LogRecord {
         LogRecord { level, text }
     }
 
-    pub(crate) fn warning(text: String) -> LogRecord {
+    /// Creates a warning.
+    pub fn warning(text: String) -> LogRecord {
         let level = Level::Warning;
         LogRecord { level, text }
     }

@@ -74,6 +74,8 @@ mod _fastpipe {
         interactions::{InteractionsDataset, Positives},
         interactions_preparation::{compress_interactions, core_of, keep_positives, number_ids},
         tables::TableDataset,
+        tfrecord::TfRecordDataset,
+        tfrecord_writer::TfRecordWriter,
         unit_calls::{UnitCall, UnitCalls},
         units::UnitsDataset,
     };

@@ -1,0 +1,218 @@
+"""TFRecord files as a dataset: the data and the reader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._fastpipe import TfRecordDataset
+from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
+from fastpipe._files._index_cache import IndexCache
+from fastpipe._locations import TFRecordLocation
+from fastpipe._reader.dataset import BaseDataset, SourceWording
+from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.ordering import digest
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.state import VERSION
+from fastpipe.specs import Features, RaggedSpec, Spec, inferred
+from fastpipe.specs import _vocabularies as vocabularies
+from fastpipe.specs._requests import FeatureRequest
+
+# The suffixes of files that are read from a directory.
+SUFFIXES = ((".tfrecord", ".tfrecords", ".tfrec"),)
+
+_WORDS = SourceWording(
+    units="chunks",
+    advice={
+        "reading": "Storage is the limit. Use faster disks. More threads help only if the storage is remote.",
+        "decoding": "Read fewer features. More threads help.",
+        "indexing": "Records must be located before they can be picked. Later epochs remember where up to 16 million "
+        "records start.",
+    },
+    other_digest="the dataset has different contents, or its files have different names or another order",
+)
+
+
+class TFRecordData(BaseDataset):
+    """TFRecord files that are open for a set of features: the `Data` of `read_tfrecord`.
+
+    Args:
+        files: The paths of the files, or their contents in memory.
+        features: The specs of the features to read, by name; None to infer them.
+        columns: The names of the inferred features to read; None for all.
+        index_cache: The directory of record indexes, True for the user's cache directory, or None for no cache.
+        lists: The names of the lookups that read any number of keys per record; None to find them in the data.
+    """
+
+    words = _WORDS
+    column_times = None
+
+    def __init__(
+        self,
+        files: Sequence[str | Contents],
+        features: Features | None,
+        columns: Sequence[str] | None = None,
+        index_cache: IndexCache = None,
+        lists: list[str] | None = None,
+    ) -> None:
+        chosen = None if columns is None else list(columns)
+        wanted = chosen if features is None else features._lower()
+        self.handle = TfRecordDataset(lowered(files, index_cache), wanted, lists)
+        self._given, self._index_cache = list(files), index_cache
+        self.files = list(map(str, files))
+        self.categories: dict[str, list[str]] = {}
+        self._fingerprint: dict[str, Any] | None = None
+        self._asked = inferred(self.handle.features()) if features is None else features
+        self.features = vocabularies.in_form(self._asked, self.handle.features)
+
+    def with_features(self, features: Features) -> Self:
+        """Returns a dataset that reads other features of the same files, without opening them again."""
+        data = type(self).__new__(type(self))
+        # copy.copy would use __reduce__ and open the files again.
+        data.__dict__.update(self.__dict__)
+        data.handle = self.handle.with_features(features._lower())
+        data._asked = features
+        data.features = vocabularies.in_form(features, data.handle.features)
+        return data
+
+    @property
+    def interpretation(self) -> dict[str, Any]:
+        """The lookups of features."""
+        return vocabularies.interpretation(self._asked)
+
+    @property
+    def _lists(self) -> list[str]:
+        """The names of the lookups that read any number of keys per record."""
+        lookups = [name for name, spec in self._asked.items() if isinstance(spec, vocabularies.LookupSpec)]
+        return [name for name in lookups if isinstance(self.features[name], RaggedSpec)]
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """Returns the counts of files, rows and bytes, and a digest of the files.
+
+        The digest covers each file's name without folders, its size, the first and last 64 KiB, and the offsets and row
+        counts of its chunks.
+        """
+        if self._fingerprint is None:
+            parts = []
+            files = self.handle.files()
+            for path, size, ends in files:
+                name = os.path.basename(path).encode(errors="surrogateescape")
+                parts.append(len(name).to_bytes(8, "little") + name)
+                parts.append(size.to_bytes(8, "little") + ends.to_bytes(8, "little"))
+            self._fingerprint = {
+                "files": len(files),
+                "rows": self.handle.num_rows,
+                "bytes": sum(size for _, size, _ in files),
+                "digest": digest(*parts, self.handle.layout()),
+            }
+        return self._fingerprint
+
+    def subset(self, numbers: Iterable[int]) -> TFRecordData:
+        """Returns a dataset with the same features and only some of the files."""
+        files = [self._given[number] for number in numbers]
+        return TFRecordData(files, self._asked, None, self._index_cache, self._lists)
+
+    def file_sizes(self) -> list[int]:
+        """Returns the size of each file in bytes."""
+        return [size for _, size, _ in self.handle.files()]
+
+    def unit_files(self) -> npt.NDArray[np.int64]:
+        """Returns the index of each chunk's file."""
+        return np.repeat(np.arange(len(self.files)), self.handle.chunks())
+
+    def place(self, unit: int, record: int) -> TFRecordLocation:
+        """Returns the file and the index of a record."""
+        file, row = self.handle.place_of(unit, record)
+        return TFRecordLocation(file=file, row=row)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TFRecordData, (self._given, self._asked, None, self._index_cache, self._lists)
+
+    def __str__(self) -> str:
+        return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
+
+
+@takes_options()
+def read_tfrecord(
+    source: Source,
+    *,
+    features: Mapping[str, Spec] | None = None,
+    columns: str | Sequence[str] | None = None,
+    overrides: Mapping[str, Spec] | None = None,
+    batch_size: int,
+    index_cache: IndexCache = None,
+    **options: Unpack[Options],
+) -> Reader:
+    """Reads TFRecord files of `tf.train.Example` messages as batches of NumPy arrays, without TensorFlow.
+
+    A walk over the lengths of all records finds where they start, immediately. Records are decoded on demand, and the
+    checksums of each record that is read are verified. So rows can be shuffled, sampled and located like those of any
+    other files. An index of the records can be kept (`index_cache`).
+
+    When rows are shuffled, `shuffle_buffer` defaults to the rows of 16 batches or of 64 chunks of 64 KiB, the larger of
+    the two.
+
+    The files contain no schema, so features are inferred from all records up to 16 MiB, or else from 64 chunks spread
+    over the files, sorted by name. If the lists of a feature all have one value, it is a scalar. If they all have the
+    same number of values, it has that fixed shape; otherwise it is ragged. A `float_list` is float32, an `int64_list`
+    int64, and numbers of both kinds are float64. A `bytes_list` is text if all of its values are UTF-8, and bytes
+    otherwise. A feature that some of the records lack is masked.
+
+    Args:
+        source: A path, a glob (`"data/train-*"`), a directory (all `*.tfrecord`, `*.tfrecords` and `*.tfrec` files
+            below it), a contiguous buffer with the bytes of a file, a binary file object, which is read immediately to
+            its end, or a list of these. Directories and globs skip names that begin with `_` or `.`, and also empty
+            files, with a warning.
+        features: The spec of each feature to read, by name. `DenseSpec` reads lists with a fixed number of values, in
+            the order of the shape's dimensions, the last of which varies fastest. With `pad`, shorter lists are padded
+            and longer ones truncated. `RaggedSpec` reads lists of any length: `(None,)`, or `(None, 3)` for items of
+            three values. `VocabularySpec` and `HashSpec` read a `bytes_list` as indices. A spec's `field` names the
+            feature in the file, if it differs. Integers must fit the dtype and, in floats, be exact.
+        columns: The names of inferred features to read, instead of `features`: a list, or one name as a string. By
+            default, all features are read. Other features are skipped without being decoded.
+        overrides: Specs that replace the inferred specs of some of these features, by name. Not allowed with
+            `features`. Defaults to None: all specs are inferred.
+        batch_size: Number of rows per batch.
+        index_cache: A directory that keeps the offsets of all records, so that files open faster the next time, or True
+            for a directory in the user's cache directory. An index is rebuilt if its file has changed, and extended if
+            the file has grown. Defaults to None: no cache.
+        **options: See `fastpipe.typing.Options`.
+
+    Returns:
+        A `Reader`. Iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
+
+    Raises:
+        MissingFileError: If a file does not exist, or a link is dangling.
+        MalformedFileError: If a file is truncated, or the checksum of a record doesn't match, or a record is no
+            `tf.train.Example`, or text isn't UTF-8. The error has the byte offset.
+        SchemaError: If no record has a feature, a spec doesn't fit a list, a list has another type than its spec, or
+            `overrides` names a feature that isn't inferred.
+        ShapeError: While reading, if a list has another number of values than its shape.
+        ValueRangeError: While reading, if a number doesn't fit its dtype, or a key isn't in the vocabulary.
+        NullValueError: While reading, if a record lacks a feature and its spec has `on_null="error"`.
+        UnsupportedError: If a file is compressed or has another format, or the source is a URL.
+        StorageError: If storage fails, or a file changed.
+        LimitError: If a record has more than 2 GiB, or the records have more than 10,000 features.
+        TypeError: If an argument has the wrong type.
+        ValueError: If arguments exclude each other or are out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> reader = fastpipe.read_tfrecord("clicks.tfrecord", batch_size=2, shuffle=True, seed=7)
+        >>> reader.features
+        {
+            "label": fastpipe.DenseSpec((), "int64"),
+            "tokens": fastpipe.RaggedSpec((None,), "int64"),
+            "user": fastpipe.DenseSpec((), "string"),
+        }
+    """
+    settings = Settings(read_tfrecord, batch_size, options)
+    request = FeatureRequest.of(features, columns, overrides)
+    data = TFRecordData(opened(source, SUFFIXES), request.features, request.columns, index_cache)
+    if request.overrides:
+        data = data.with_features(request.changed(data.features))
+    return settings.reader(data)
