@@ -215,15 +215,22 @@ def test_files_have_the_rows_of_a_single_file(
 
 
 @pytest.mark.parametrize("to", ["avro", "parquet", "arrow"])
-def test_more_files_than_rows(tmp_path: Path, to: str) -> None:
-    """The files without rows have the columns, too."""
-    (tmp_path / "in.csv").write_text("x\n1\n2\n")
-    assert cli.main(["convert", str(tmp_path / "in.csv"), str(tmp_path / "out"), "--to", to, "--files", "5"]) == 0
-    files = sorted((tmp_path / "out").iterdir())
-    assert sorted(len(rows_of(file)) for file in files) == [0, 0, 0, 1, 1]
-    assert [row["x"] for file in files for row in rows_of(file)] == [1, 2]
+def test_more_files_than_rows(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file has at least one row, unless there is none."""
+
+    def convert(text: str, files: int, out: Path) -> int:
+        (tmp_path / "in.csv").write_text(text)
+        return cli.main(["convert", str(tmp_path / "in.csv"), str(out), "--to", to, "--files", str(files)])
+
+    assert convert("x\n1\n2\n", 3, tmp_path / "out") == 2
+    assert "--files 3 is more than 2 rows, and each file needs one: use fewer files" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert convert("x\n1\n2\n", 2, tmp_path / "out") == 0
+    assert [row["x"] for file in sorted((tmp_path / "out").iterdir()) for row in rows_of(file)] == [1, 2]
     reader = {"avro": fastpipe.read_avro, "parquet": fastpipe.read_parquet, "arrow": fastpipe.read_arrow}[to]
     assert reader(tmp_path / "out", batch_size=2, columns=["x"]).num_rows == 2
+    assert convert("x\n", 1, tmp_path / "none") == 0
+    assert convert("x\n", 2, tmp_path / "two") == 2
 
 
 @hypothesis.given(st.integers(0, 10**15), st.integers(1, 500))

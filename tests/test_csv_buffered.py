@@ -117,13 +117,15 @@ def test_the_order_depends_only_on_the_seed(tmp_path: Path) -> None:
 def test_drawn_rows_are_stable() -> None:
     """Expected values: a seed draws the same rows of the same file in all versions."""
     data = b"i,p\n" + b"".join(b"%d,%s\n" % (i, b"x" * (i % 50)) for i in range(10_000))
-    drawn = buffered(data, 8, seed=42, columns=["i"], dtype="int64")
+    drawn = buffered(data, 8, share=0.25, seed=42, columns=["i"], dtype="int64")
     assert drawn.values[:, 0].tolist() == [9580, 9587, 9589, 9594, 9601, 9605, 9608, 9610]
+    drawn = buffered(data, 8, seed=42, columns=["i"], dtype="int64")
+    assert drawn.values[:, 0].tolist() == [1399, 2880, 2971, 7874, 868, 925, 964, 4036]
 
 
 def test_results(tmp_path: Path) -> None:
     write(tmp_path / "x.csv", 50_000)
-    drawn = buffered(tmp_path / "x.csv", 1000, columns=["i"], dtype="int64")
+    drawn = buffered(tmp_path / "x.csv", 1000, share=0.25, columns=["i"], dtype="int64")
     assert drawn.rows is None
     assert drawn.files is not None
     assert drawn.offsets is not None
@@ -143,6 +145,19 @@ def test_results(tmp_path: Path) -> None:
         buffered(tmp_path / "x.csv", 1)
 
 
+def test_few_rows_come_from_many_cells(tmp_path: Path) -> None:
+    """By default, few rows come from many cells, and many rows from as few cells as with a share of a quarter."""
+    write(tmp_path / "x.csv", 100_000)
+    for rows, cells in ((50, 25), (1000, 50)):
+        drawn = buffered(tmp_path / "x.csv", rows, columns=["i"], dtype="int64")
+        assert drawn.offsets is not None
+        assert len(np.unique(drawn.offsets // CELL)) >= cells
+        other = buffered(tmp_path / "x.csv", rows, columns=["i"], dtype="int64", memory_limit="16MB", num_threads=1)
+        assert (drawn.offsets == other.offsets).all()
+    many = [buffered(tmp_path / "x.csv", 40_000, share=share, columns=["i"]).offsets for share in (None, 0.25)]
+    assert (many[0] == many[1]).all()  # type: ignore[union-attr]
+
+
 def test_the_design_effect_is_that_of_means(tmp_path: Path) -> None:
     """The mean of the estimates is within a fifth of the measured variance of 400 means."""
     write(tmp_path / "x.csv", 100_000)
@@ -160,8 +175,11 @@ def test_the_design_effect_is_that_of_means(tmp_path: Path) -> None:
         ({"stratify": "a", "weights": np.ones(3)}, "leave out stratify and weights"),
         ({"index_cache": True}, "leave out index_cache"),
         ({"on_ragged": "skip"}, "leave out on_ragged"),
-        ({"share": 0}, "share must be above 0 and at most 1; got 0"),
-        ({"share": 1.5}, "share must be above 0"),
+        ({"share": 0}, "share must be at least 0.001 and at most 1; got 0"),
+        ({"share": 1e-4}, "share must be at least 0.001 and at most 1; got 0.0001"),
+        ({"share": float("nan")}, "share must be at least 0.001"),
+        ({"share": 1.5}, "share must be at least 0.001"),
+        ({"rows": 2**31}, "rows=2147483648 exceeds the number of rows of the files, which is at most 1"),
         ({"rows": None, "fraction": 0.5}, "doesn't know the number of rows: pass rows="),
         ({"method": "exact", "share": 0.5}, "leave out share"),
         ({"rows": None}, "pass either rows or fraction"),

@@ -197,7 +197,7 @@ def test_samples_of_csv(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='order must be "C" or "F"'):
         fastpipe.csv.sample_csv(path, 1, columns=["a"], order="K")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dtype must be numeric"):
-        fastpipe.csv.sample_csv(path, 1, columns=["a"], dtype="string")
+        fastpipe.csv.sample_csv(path, 1, columns=["a"], dtype="bytes")
     with pytest.raises(ValueError, match="columns is empty"):
         fastpipe.csv.sample_csv(path, 1, columns=[])
 

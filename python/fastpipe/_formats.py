@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from fastpipe._arguments import shown
 from fastpipe._files._in_memory_files import Contents, Source, opened
@@ -15,7 +15,7 @@ from fastpipe._reader.reader import Reader
 from fastpipe.avro import read_avro
 from fastpipe.avro._schemas import ReaderSchema, Unsupported
 from fastpipe.csv import read_csv
-from fastpipe.csv._reading import Header, OnRagged
+from fastpipe.csv._reading import DialectOptions
 from fastpipe.errors import UnsupportedError
 from fastpipe.specs import Features, Spec
 from fastpipe.tfrecord import read_tfrecord
@@ -127,7 +127,7 @@ def _format_of(file: str | Contents, advice: str) -> FileFormat:
     raise UnsupportedError(f"cannot detect the format of {file} from {signs}. {advice}", path=str(file))
 
 
-class InferOptions(TypedDict, total=False):
+class InferOptions(DialectOptions, total=False):
     """Keyword arguments of `infer_features`. Each is an argument of the functions that are named here.
 
     Attributes:
@@ -154,13 +154,6 @@ class InferOptions(TypedDict, total=False):
     logical_types: bool
     on_unsupported: Unsupported
     partitioning: Partitioning
-    delimiter: str
-    quote: str | None
-    header: Header
-    comment: str | None
-    decimal: str
-    null_values: Sequence[str]
-    on_ragged: OnRagged
     page_checksum_verification: bool
     num_fetches: int | None
 

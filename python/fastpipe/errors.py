@@ -8,6 +8,8 @@ programs.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 __all__ = [
@@ -127,6 +129,28 @@ class OutOfMemoryError(FastpipeError, MemoryError):
 
     The reader remains usable. Release batches, or use a smaller `batch_size`, `shuffle_buffer` or `memory_limit`.
     """
+
+
+@contextmanager
+def memory_errors(what: str) -> Iterator[None]:
+    """Raises `OutOfMemoryError` in place of the errors of NumPy and Python's threads for lack of memory.
+
+    Args:
+        what: What can't be done, such as "fill devices".
+    """
+    try:
+        yield
+    except OutOfMemoryError:
+        raise
+    except MemoryError as error:
+        raise OutOfMemoryError(f"cannot {what}: {error}; reduce rows or memory") from error
+    except RuntimeError as error:
+        # Python has no specific exception for this.
+        if "can't start new thread" not in str(error):
+            raise
+        raise OutOfMemoryError(
+            f"cannot {what}: the system has no memory for another thread, or reached its limit of threads"
+        ) from error
 
 
 class InteractionsError(FastpipeError, ValueError):

@@ -286,6 +286,9 @@ def run(arguments: argparse.Namespace) -> int:
             made = _to_avro(tables, codec, block_bytes)
         else:
             made = _to_records(tables) if to == "tfrecord" else _to_columns(to, tables, codec, batch_size)
+    if arguments.files is not None and arguments.files > max(made.rows, 1):
+        have = plural(made.rows, "row")
+        return _usage(f"--files {arguments.files} is more than {have}, and each file needs one: use fewer files")
     bar = progress_bar(made.rows) if sys.stderr.isatty() else None
     told = _ignore if bar is None else bar.update
     with bar or nullcontext(), made.open() as found:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import column_names
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._files._in_memory_files import Contents
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.reader import Reader
+from fastpipe.batch import Masked
 from fastpipe.csv._reading import CsvData, Dialect, read_csv
-from fastpipe.errors import SchemaError
-from fastpipe.specs import DenseSpec, Features
+from fastpipe.errors import NullValueError, SchemaError, UnsupportedError
+from fastpipe.specs import DenseSpec, Features, Spec
+from fastpipe.specs._requests import FeatureRequest
+from fastpipe.specs._vocabularies import LookupSpec
 
 # Approximate bytes of text in the batches that are read at the same time, and limits of a batch's rows.
 _TEXT = 8 << 20
@@ -47,7 +49,8 @@ class CsvSample:
     """Sampled rows of CSV files.
 
     Attributes:
-        values: Array `[rows, columns]` of the sampled values. NaN for null.
+        values: Array `[rows, columns]` of the sampled values. NaN for null. With `dtype="string"`, an object array of
+            str.
         rows: int64 `[rows]`, ascending: the indices of the rows, counted over all files in order, from 0. None with
             `method="estimate"` and "buffered", which don't count rows.
         columns: The names of the columns.
@@ -99,6 +102,9 @@ class CsvSample:
     def to_torch(self) -> Any:
         """Returns the values as a `torch.Tensor` `[rows, columns]` that shares their memory.
 
+        Raises:
+            UnsupportedError: If the values are text.
+
         Example:
             >>> import fastpipe
             >>> drawn = fastpipe.csv.sample_csv("rides.csv", rows=500, columns=["distance"], seed=7)
@@ -107,6 +113,8 @@ class CsvSample:
         """
         import torch
 
+        if self.values.dtype.kind == "O":
+            raise UnsupportedError("a tensor can't hold text: read it as indices with a HashSpec or VocabularySpec")
         return torch.from_numpy(self.values)
 
 
@@ -119,12 +127,13 @@ class Asked:
         seed: The seed of the sample.
         dialect: The dialect of the files.
         columns: The names of the columns; None for all.
-        spec: The spec of each column.
+        spec: The spec of each column that `overrides` doesn't name.
         order: The memory order of the array.
         options: The options of the reader.
         num_threads: The number of threads; None to choose it automatically.
         memory_limit: The limit in bytes; None for no limit.
         fraction: The fraction of all rows to draw; None if their number is known.
+        overrides: The specs of some columns.
     """
 
     rows: int
@@ -137,6 +146,7 @@ class Asked:
     num_threads: int | None
     memory_limit: int | None
     fraction: float | None = None
+    overrides: Features = field(default_factory=Features)
 
     @classmethod
     def of(
@@ -148,6 +158,7 @@ class Asked:
         dtype: npt.DTypeLike,
         order: Any,
         options: Options,
+        overrides: Mapping[str, Spec] | None = None,
     ) -> Asked:
         """Returns the shared arguments after checking them.
 
@@ -158,12 +169,30 @@ class Asked:
         if order not in ("C", "F"):
             raise ValueError(f'order must be "C" or "F"; got {order!r}')
         element = DenseSpec((), dtype)
-        if element.dtype in ("string", "bytes"):
-            raise ValueError(f"dtype must be numeric; got {element.dtype}. sample() draws columns of any type")
+        if element.dtype == "bytes":
+            raise ValueError('dtype must be numeric or "string"; got bytes')
         spec = DenseSpec((), dtype, fill=math.nan) if element.dtype.startswith("float") else element
-        wanted = column_names(columns)
+        request = FeatureRequest.of(None, columns, overrides)
+        for name, override in request.overrides.items():
+            _check_override(name, override, spec, request.columns)
         running = Settings(read_csv, 1, options).running
-        return cls(rows, seed, dialect, wanted, spec, order, options, running.num_threads, running.memory_limit)
+        return cls(
+            rows,
+            seed,
+            dialect,
+            request.columns,
+            spec,
+            order,
+            options,
+            running.num_threads,
+            running.memory_limit,
+            overrides=request.overrides,
+        )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the array: object for text."""
+        return np.dtype(object if self.spec.dtype == "string" else self.spec.dtype)
 
     @property
     def features(self) -> Features | None:
@@ -171,7 +200,7 @@ class Asked:
         return None if self.columns is None else self._features(self.columns)
 
     def _features(self, columns: list[str]) -> Features:
-        return Features(dict.fromkeys(columns, self.spec))
+        return Features({name: self.overrides.get(name, self.spec) for name in columns})
 
     def opened(self, files: Sequence[str | Contents], index_cache: IndexCache) -> tuple[Asked, CsvData, list[str]]:
         """Scans files, and reports skipped rows.
@@ -199,7 +228,12 @@ class Asked:
         """
         if self.columns is not None:
             return data, self.columns
-        wanted = _numbers(data.features)
+        missing = [name for name in self.overrides if name not in data.features]
+        if missing:
+            raise SchemaError(f"overrides: there is no column {missing[0]!r}", feature=missing[0])
+        wanted = list(data.features)
+        if self.spec.dtype != "string":
+            _check_numbers({name: spec for name, spec in data.features.items() if name not in self.overrides})
         return data.with_features(self._features(wanted)), wanted
 
     def reader(self, data: CsvData) -> Reader:
@@ -209,7 +243,7 @@ class Asked:
 
     def array(self, drawn: Reader, wanted: list[str], rows: int) -> npt.NDArray[Any]:
         """Returns one array with all rows that a reader yields."""
-        values = np.empty((rows, len(wanted)), self.spec.dtype, order=self.order)
+        values = np.empty((rows, len(wanted)), self.dtype, order=self.order)
         self.read_into(values, drawn, wanted)
         return values
 
@@ -220,21 +254,67 @@ class Asked:
             for batch in drawn:
                 end = at + len(batch[wanted[0]])
                 for number, name in enumerate(wanted):
-                    values[at:end, number] = batch[name]
+                    values[at:end, number] = column_of(name, batch[name], values.dtype)
                 at = end
 
 
-def _numbers(features: Features) -> list[str]:
-    """Returns the names of all columns, and raises `SchemaError` if a column isn't numeric."""
+def column_of(name: str, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Returns a feature of a batch as an array `[rows, ...]`. NaN marks missing numbers, and None marks missing text.
+
+    Raises:
+        NullValueError: If a value is missing, and the dtype can't represent that.
+    """
+    if not isinstance(values, Masked):
+        return np.asarray(values)
+    valid, found = np.asarray(values.valid), np.asarray(values.values)
+    if valid.all():
+        return found
+    if dtype.kind not in "fO":
+        raise NullValueError(
+            f"{name!r} is null in a row, which {dtype} cannot represent: use a float dtype, or set a fill in its spec",
+            feature=name,
+        )
+    valid = valid.reshape(valid.shape + (1,) * (found.ndim - valid.ndim))
+    missing: Any = np.nan if dtype.kind == "f" else None
+    return np.where(valid, found.astype(dtype), missing)
+
+
+def _check_override(name: str, override: Spec, spec: DenseSpec, columns: list[str] | None) -> None:
+    """Raises an error if an array can't hold a column with this spec."""
+    if columns is not None and name not in columns:
+        raise SchemaError(f"overrides: columns= doesn't select a column {name!r}", feature=name)
+    numeric = isinstance(override, DenseSpec | LookupSpec) and np.dtype(_numpy(override)).kind in "biuf"
+    if spec.dtype == "string" or not numeric:
+        what = 'dtype="string" reads all columns as text' if spec.dtype == "string" else "the array holds numbers"
+        raise SchemaError(f"overrides: {what}, but {name!r} is {override!r}", feature=name)
+    if isinstance(override, LookupSpec) and not _holds(spec.dtype, override.size - 1):
+        reason = f"overrides: {spec.dtype} can't hold the indices of {name!r}, up to {override.size - 1}: pass dtype="
+        raise SchemaError(f'{reason}"int64" or "float64"', feature=name)
+
+
+def _numpy(spec: Spec) -> str | type:
+    return object if spec.dtype in ("string", "bytes") else str(spec.dtype)
+
+
+def _holds(dtype: str, number: int) -> bool:
+    """Returns whether a dtype represents all integers from 0 to a number exactly."""
+    kind = np.dtype(dtype)
+    most = 2 ** (np.finfo(kind).nmant + 1) if kind.kind == "f" else np.iinfo(kind).max if kind.kind in "iu" else 1
+    return number <= most
+
+
+def _check_numbers(features: Mapping[str, Spec]) -> None:
+    """Raises `SchemaError` if a column isn't numeric."""
     others = [name for name, spec in features.items() if spec.dtype == "string" or spec.dtype.startswith("datetime")]
     if others:
         named = ", ".join(map(repr, others[:5])) + (", ..." if len(others) > 5 else "")
         numbers = [name for name in features if name not in others]
         raise SchemaError(
-            f"an array of numbers can't hold the columns {named}: name the numeric columns, columns={numbers}",
+            f"an array of numbers can't hold the columns {named}: name the numeric columns, columns={numbers}; read "
+            f"text as indices, overrides={{{others[0]!r}: fastpipe.HashSpec(1000)}} or a VocabularySpec; or read all "
+            'columns as text into host memory, dtype="string"',
             feature=others[0],
         )
-    return list(features)
 
 
 class BlockVariance:
@@ -259,8 +339,8 @@ class BlockVariance:
 
     def add(self, columns: Sequence[npt.NDArray[Any]], units: npt.NDArray[np.int64]) -> None:
         """Adds rows. Unit indices must ascend over all calls."""
-        if not len(units):
-            return
+        if not len(units) or columns[0].dtype.kind == "O":
+            return  # Text has no variance.
         table = np.array(columns, np.float64)
         there = np.isfinite(table)
         if self._zero is None:

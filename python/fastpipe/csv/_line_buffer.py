@@ -25,12 +25,20 @@ _LOOKED_AT = 1000
 _MOST_HELD = 64 << 20
 
 
-def share_of(share: Any) -> float:
-    """Returns the checked fraction of the rows of a cell to take."""
+# The smallest share, which reads 1,000 times as many rows as it draws.
+LEAST_SHARE = 0.001
+# The default share, and the number of cells over which it spreads few rows.
+_SHARE = 0.25
+_CELLS = 64
+
+
+def share_of(share: Any, least: float = 0.0) -> float | None:
+    """Returns the checked fraction of the rows of a cell to take; None for the default."""
     if share is None:
-        return 0.25
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise ValueError(f"share must be above 0 and at most 1; got {shown(share)}")
+        return None
+    if not isinstance(share, int | float) or not (least <= share <= 1 and share > 0):
+        low = f"at least {least:g}" if least else "above 0"
+        raise ValueError(f"share must be {low} and at most 1; got {shown(share)}")
     return float(share)
 
 
@@ -58,7 +66,7 @@ class LineBuffer:
     Args:
         files: The files.
         asked: Columns, dialect, seed and threads.
-        share: Fraction of the rows of a cell to take before other cells are read, above 0 and up to 1.
+        share: Fraction of the rows of a cell to take before other cells are read; None to let `plan` choose it.
 
     Attributes:
         columns: Names of the columns.
@@ -72,9 +80,10 @@ class LineBuffer:
         FastpipeError: If the files can't be read.
     """
 
-    def __init__(self, files: Sequence[str | Contents], asked: Asked, share: float) -> None:
+    def __init__(self, files: Sequence[str | Contents], asked: Asked, share: float | None) -> None:
         dialect = asked.dialect.lowered()
-        self._handle = CsvLineBuffer(lowered(files), dialect, share, asked.seed, 0, num_threads=asked.num_threads)
+        self._given, self._share = share, _SHARE if share is None else share
+        self._handle = CsvLineBuffer(lowered(files), dialect, _SHARE, asked.seed, 0, num_threads=asked.num_threads)
         limit, options = asked.memory_limit, asked.options
         # Half of the memory is for lines, which exist twice for a moment, and half for reading them.
         self.held = _MOST_HELD if limit is None else min(_MOST_HELD, limit // 4)
@@ -90,8 +99,27 @@ class LineBuffer:
 
     def restart(self, circle: int) -> None:
         """Starts to draw from all rows again, independently of the rows drawn before."""
-        self._handle.restart(circle)
+        self._handle.restart(circle, self._share)
         self.drawn = 0
+
+    def plan(self, rows: int) -> None:
+        """Chooses the share of samples of this many rows, if the caller hasn't, and starts to draw from all rows.
+
+        Few rows are spread over at least 64 cells, because rows of the same cell are often alike. The share depends
+        only on the files, the seed and the number of rows.
+
+        Raises:
+            ValueError: If the files can't have this many rows.
+            FastpipeError: If the files can't be read.
+        """
+        if rows > (most := self._handle.most_rows()):
+            raise ValueError(f"rows={rows} exceeds the number of rows of the files, which is at most {most}")
+        if self._given is None:
+            in_cell = max(self._handle.rows_per_cell(self.held), 1.0)
+            # A share of less than a row per cell would read cells in vain.
+            self._share = min(max(rows / _CELLS, 1.0) / in_cell, _SHARE)
+            self._share = max(self._share, LEAST_SHARE)
+        self.restart(0)
 
     def next(self, rows: int, nbytes: int) -> Lines:
         """Draws the next rows: `rows` of them, or as many as fit into about `nbytes` of memory.
@@ -114,7 +142,7 @@ class LineBuffer:
         return RowEstimate(round(rows), math.floor(low), math.ceil(high))
 
 
-def draw_lines(files: Sequence[str | Contents], asked: Asked, share: float) -> CsvSample:
+def draw_lines(files: Sequence[str | Contents], asked: Asked, share: float | None) -> CsvSample:
     """Draws rows of random cells into one array.
 
     Raises:
@@ -122,7 +150,8 @@ def draw_lines(files: Sequence[str | Contents], asked: Asked, share: float) -> C
         FastpipeError: If the files can't be read.
     """
     buffer = LineBuffer(files, asked, share)
-    values = np.empty((asked.rows, len(buffer.columns)), asked.spec.dtype, order=asked.order)
+    buffer.plan(asked.rows)
+    values = np.empty((asked.rows, len(buffer.columns)), asked.dtype, order=asked.order)
     files_of_rows, offsets = np.empty((2, asked.rows), np.int64)
     variance = BlockVariance(len(buffer.columns))
     while (at := buffer.drawn) < asked.rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Literal, cast
 
@@ -20,7 +20,7 @@ from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.ordering import seed_of
 from fastpipe._reader.sampling import LARGEST_SAMPLE, blocks, rows_of_sample, sample, take
 from fastpipe.csv._drawing import MOST_BATCH, Asked, BlockVariance, CsvSample, RowEstimate
-from fastpipe.csv._line_buffer import draw_lines, share_of
+from fastpipe.csv._line_buffer import LEAST_SHARE, draw_lines, share_of
 from fastpipe.csv._reading import (
     DEFAULT_NULLS,
     SUFFIXES,
@@ -31,8 +31,8 @@ from fastpipe.csv._reading import (
     read_csv,
     report_ragged,
 )
-from fastpipe.errors import MissingFileError, StorageError, in_file
-from fastpipe.specs import DenseSpec, Features
+from fastpipe.errors import MissingFileError, StorageError, in_file, memory_errors
+from fastpipe.specs import DenseSpec, Features, Spec
 
 
 def draw_rows(
@@ -193,6 +193,7 @@ def _of_iterable(source: Iterable[Any]) -> Generator[bytes]:
         yield bytes(piece)
 
 
+@memory_errors("draw rows")
 def sample_csv(
     source: Source | Iterable[bytes],
     rows: int | None = None,
@@ -207,6 +208,7 @@ def sample_csv(
     weights: str | npt.ArrayLike | None = None,
     columns: str | Sequence[str] | None = None,
     dtype: npt.DTypeLike = "float32",
+    overrides: Mapping[str, Spec] | None = None,
     order: Literal["C", "F"] = "C",
     delimiter: str = ",",
     quote: str | None = '"',
@@ -257,8 +259,9 @@ def sample_csv(
             "stream" reads data that can't be read twice, in one pass. It keeps a reservoir of rows (Algorithm L; K.-H.
             Li, Reservoir-Sampling Algorithms of Time Complexity O(n(1+log(N/n))), 1994) and holds their text in memory.
             The chosen rows depend on the seed and the number of rows.
-        share: With "buffered", the fraction of the rows of a cell to take, above 0 and up to 1. A smaller share reads
-            more for the same number of rows, but the rows carry more information. Defaults to 0.25.
+        share: With "buffered", the fraction of the rows of a cell to take, 0.001 to 1. A smaller share reads more for
+            the same number of rows, but the rows carry more information. By default 0.25 for many rows, and less for
+            few rows, so that they come from at least 64 cells.
         replace: Whether a row may be drawn several times (a bootstrap). Defaults to False. Supported by "exact" and
             "estimate".
         part: With "exact" and "block", the index of one of several disjoint samples, 0 to 2^20 - 1. Samples with the
@@ -269,10 +272,12 @@ def sample_csv(
         weights: With "exact", the relative probability of each row: the name of a column, or an array. Defaults to
             None: all rows are equally likely.
         columns: The columns to read, in this order: a list, or one name as a string. Defaults to None: all columns,
-            which must then be numbers or bools.
+            which must then be numbers, bools, or text that `overrides` reads as numbers.
         dtype: The numeric dtype of the array. Defaults to float32. An integer that the dtype can't represent, such as
             16,777,217 in float32, or a finite number beyond its range raises `ValueRangeError`, which names the column.
-            Decimal fractions are rounded.
+            Decimal fractions are rounded. "string" reads all columns as text: the array contains str objects.
+        overrides: The specs of some columns, by name: `VocabularySpec` or `HashSpec` to read text as indices, or
+            `DenseSpec((), dtype)` of a number. Defaults to None: all columns are numbers.
         order: "C" (the default) stores rows contiguously in memory; "F" stores columns contiguously, as XGBoost and
             cuML prefer.
         delimiter: The ASCII character between fields. Defaults to ",".
@@ -296,11 +301,13 @@ def sample_csv(
         The sampled values, with the indices of their rows and how they were drawn.
 
     Raises:
-        SchemaError: If a column does not exist, or `columns` is None and a column isn't numeric.
+        SchemaError: If a column does not exist, or `columns` is None and a column isn't numeric, or a spec of
+            `overrides` isn't that of numbers.
         ValueRangeError: If a field isn't a number, or the dtype would round it to another integer or to infinity.
         UnsupportedError: If a compressed file can only be read in sequence, or the source is not supported by
             `read_csv`.
         ValueError: If the files have too few rows, or an argument is out of range.
+        OutOfMemoryError: If the system has too little memory for the array.
         FastpipeError: If the files can't be read; `read_csv` lists the errors.
 
     Example:
@@ -315,7 +322,7 @@ def sample_csv(
     if (rows is None) == (fraction is None):
         raise ValueError("pass either rows or fraction")
     count = 0 if rows is None else within("rows", rows, 1, LARGEST_SAMPLE)
-    asked = Asked.of(count, chosen, dialect, columns, dtype, order, options)
+    asked = Asked.of(count, chosen, dialect, columns, dtype, order, options, overrides)
     if fraction is not None:
         asked = dataclasses.replace(asked, fraction=_fraction(fraction, method))
     replaced, parts = flag("replace", replace), within("part", part, 0, 2**20)
@@ -345,7 +352,7 @@ def sample_csv(
     if method == "buffered":
         unknown = ("replace", "part", "stratify", "weights", "index_cache", "on_ragged")
         _refuse("buffered", "doesn't scan all rows", given, *unknown)
-        return draw_lines(opened(source, SUFFIXES), asked, share_of(share))
+        return draw_lines(opened(source, SUFFIXES), asked, share_of(share, LEAST_SHARE))
     if method == "estimate":
         unknown = ("part", "stratify", "weights", "index_cache", "on_ragged", "share")
         _refuse("estimate", "doesn't scan all rows", given, *unknown)

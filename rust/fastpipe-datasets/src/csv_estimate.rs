@@ -281,7 +281,12 @@ impl UnscannedCsv {
         // Probability that a draw takes a row.
         let chance = estimate.rows * self.least as f64 / self.span as f64;
         let most = looks + 64 + (PATIENCE * rows as f64 / chance).min(1e18) as u64;
+        let hopeless = !replace && rows as f64 > estimate.rows + CERTAIN * estimate.error + 1.0;
         let (mut taken, mut seen, mut drawn) = (Vec::new(), HashSet::new(), looks);
+        if !hopeless {
+            // Drawing so many rows that their list doesn't fit would take long before it fails.
+            try_reserve(&mut taken, rows as usize, "the drawn rows")?;
+        }
         loop {
             for row in round.into_iter().filter_map(|draw| draw.taken) {
                 if taken.len() as u64 == rows {
@@ -292,7 +297,6 @@ impl UnscannedCsv {
                         .map_err(|_| Error::out_of_memory(16 * seen.len(), "the drawn rows"))?;
                 }
                 if replace || seen.insert((row.file, row.offset)) {
-                    try_reserve(&mut taken, 1, "the drawn rows")?;
                     taken.push(row);
                 }
             }
@@ -300,7 +304,6 @@ impl UnscannedCsv {
                 taken.sort_unstable_by_key(|row| (row.file, row.offset));
                 return Ok(Ok(self.drawn(taken, estimate)?));
             }
-            let hopeless = !replace && rows as f64 > estimate.rows + CERTAIN * estimate.error + 1.0;
             if drawn >= most || chance == 0.0 || hopeless {
                 return Ok(Err(format!(
                     "cannot draw rows={rows}: {drawn} random bytes are in about {:.0} rows. Use method=\"exact\", which can \

@@ -11,6 +11,8 @@
 //! with many short rows would be less likely (H. Midzuno, On the sampling system with probability proportionate to sum
 //! of sizes, 1951).
 
+mod counts;
+
 use std::ops::Range;
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_collect, try_reserve};
@@ -19,8 +21,9 @@ use fastpipe_files::{Halt, OnProgress};
 use fastpipe_order::Permutation;
 use fastpipe_random::{Draws, Key, Purpose};
 
-use crate::csv_estimate::{MOST_DRAWS, NORMAL, UnscannedCsv};
+use crate::csv_estimate::{MOST_DRAWS, UnscannedCsv};
 use crate::csv_files::CsvFiles;
+use crate::csv_line_buffer::counts::Counts;
 use crate::in_parallel::in_parallel;
 
 /// Bytes of a cell: a fraction of all bytes, within these limits.
@@ -42,6 +45,10 @@ const ROW_BYTES: u64 = 64;
 
 /// Stream of the draws that decide in which lap a row is taken. The first streams are those of the order of cells.
 const LAPS: u64 = 2;
+
+/// Stream of the draws of cells whose rows are counted in advance, and the maximum number of these cells.
+const LOOKS: u64 = 3;
+const MOST_LOOKS: u64 = 8;
 
 /// A line buffer: it is filled with random rows of files, again and again. No row comes twice within a circle.
 pub struct CsvLineBuffer {
@@ -75,21 +82,6 @@ struct Lap {
     taken: usize,
 }
 
-/// Counts of the finished cells of the first lap, for the estimate.
-#[derive(Clone, Copy, Default)]
-struct Counts {
-    /// Number of rows in the cell of the first row.
-    first: f64,
-    /// Number of other cells, the sum of their rows, and the sum of squares.
-    cells: f64,
-    rows: f64,
-    squares: f64,
-    /// Number of taken rows.
-    taken: f64,
-    /// Whether all cells were counted.
-    complete: bool,
-}
-
 /// The rows of a cell.
 #[derive(Default)]
 struct Cell {
@@ -106,6 +98,13 @@ struct Found {
     read: Cell,
     /// The indices of the rows among the cell's taken rows.
     rows: Range<usize>,
+}
+
+/// Room for further rows.
+#[derive(Clone, Copy)]
+struct Room {
+    rows: u64,
+    bytes: u64,
 }
 
 /// Rows that were drawn, in the order of their files and offsets.
@@ -141,7 +140,7 @@ impl CsvLineBuffer {
             firsts,
             cells,
             cell_bytes,
-            share: ((share * 2f64.powi(64)) as u128).clamp(1, 1 << 64),
+            share: draws_of(share),
             seed,
             circle,
             lap: None,
@@ -150,14 +149,16 @@ impl CsvLineBuffer {
         })
     }
 
-    /// Begins another circle. Its rows are drawn independently of those of earlier circles.
-    pub fn restart(&mut self, circle: u64) {
+    /// Begins another circle with a share of the rows of each cell, above 0 and up to 1. Its rows are drawn
+    /// independently of those of earlier circles.
+    pub fn restart(&mut self, circle: u64, share: f64) {
         (self.circle, self.lap, self.begun) = (circle, None, 0);
+        self.share = draws_of(share);
         self.counts = Counts::default();
     }
 
     /// Draws the next rows: `rows` of them, or as many as fit into about `bytes` of memory, at least those of one cell.
-    /// Fewer rows that fit mean that all rows of the circle were drawn.
+    /// Returns no row once all rows of the circle were drawn.
     ///
     /// # Errors
     /// Errors of storage, of the text or of memory; [`ErrorKind::Limit`] for a row of more than `bytes` bytes; any
@@ -168,47 +169,16 @@ impl CsvLineBuffer {
         bytes: u64,
         on_progress: &mut OnProgress<'_, E>,
     ) -> Result<DrawnLines, Halt<E>> {
-        let (mut found, mut count, mut held) = (Vec::new(), 0, 0u64);
-        while count < rows && held < bytes {
-            let Some(lap) = self.lap.as_ref().filter(|lap| lap.place <= self.cells) else {
-                if !self.begin(on_progress)? {
-                    break;
-                }
-                continue;
-            };
-            let ahead = self.ahead(rows - count, bytes - held).min(self.cells + 1 - lap.place);
-            // Files are read in sequence.
-            let places = lap.place..lap.place + ahead;
-            let mut places: Vec<(u64, u64)> =
-                try_collect(places.map(|p| (self.cell_at(lap, p), p)), "the drawn cells")?;
-            places.sort_unstable();
-            let read = in_parallel(self.files.threads, &places, on_progress, |&(cell, place), _| {
-                self.read(lap, cell, place, bytes)
-            })?;
-            let mut read: Vec<_> = places.into_iter().zip(read).collect();
-            read.sort_unstable_by_key(|&((_, place), _)| place);
-            for ((cell, place), read) in read {
-                let Some(lap) = &mut self.lap else { break };
-                let before = lap.taken;
-                let after = before + ((read.taken.len() - before) as u64).min(rows - count) as usize;
-                count += (after - before) as u64;
-                held += (read.end_of(after) - read.end_of(before)) as u64 + ROW_BYTES * (after - before) as u64;
-                // The last cell isn't finished, so that the estimate doesn't depend on where a sample ends.
-                if count < rows {
-                    (lap.place, lap.taken) = (place + 1, 0);
-                    if self.begun == 1 {
-                        self.counts.add(place, self.cells, &read);
-                    }
-                } else {
-                    lap.taken = after;
-                }
+        let (mut found, mut room) = (Vec::new(), Room { rows, bytes });
+        while !room.is_used_up() {
+            if !self.has_cells() && !self.begin(on_progress)? {
+                break;
+            }
+            for (cell, place, read) in self.read_cells(room, bytes, on_progress)? {
+                let rows = self.take(place, &read, &mut room);
                 try_reserve(&mut found, 1, "the drawn cells")?;
-                found.push(Found {
-                    cell,
-                    read,
-                    rows: before..after,
-                });
-                if count == rows || held >= bytes {
+                found.push(Found { cell, read, rows });
+                if room.is_used_up() {
                     break;
                 }
             }
@@ -216,49 +186,100 @@ impl CsvLineBuffer {
         Ok(self.drawn(&found)?)
     }
 
+    /// Returns whether the current lap has cells that aren't finished.
+    fn has_cells(&self) -> bool {
+        self.lap.as_ref().is_some_and(|lap| lap.place <= self.cells)
+    }
+
+    /// Reads the next cells of the current lap. Returns their indices, places and rows, in the order of places.
+    fn read_cells<E: Send>(
+        &self,
+        room: Room,
+        most: u64,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<Vec<(u64, u64, Cell)>, Halt<E>> {
+        let Some(lap) = &self.lap else {
+            return Ok(Vec::new());
+        };
+        let ahead = self.ahead(room).min(self.cells + 1 - lap.place);
+        let places = lap.place..lap.place + ahead;
+        let mut order: Vec<(u64, u64)> = try_collect(places.map(|p| (self.cell_at(lap, p), p)), "the drawn cells")?;
+        // Files are read in sequence.
+        order.sort_unstable();
+        let cells = in_parallel(self.files.threads, &order, on_progress, |&(cell, place), _| {
+            self.read(lap, cell, place, most)
+        })?;
+        let read = order
+            .into_iter()
+            .zip(cells)
+            .map(|((cell, place), read)| (cell, place, read));
+        let mut read: Vec<_> = try_collect(read, "the drawn cells")?;
+        read.sort_unstable_by_key(|&(_, place, _)| place);
+        Ok(read)
+    }
+
+    /// Takes as many rows of a cell as there is room for. Returns their indices among the cell's taken rows.
+    fn take(&mut self, place: u64, read: &Cell, room: &mut Room) -> Range<usize> {
+        let Some(lap) = &mut self.lap else { return 0..0 };
+        let before = lap.taken;
+        let count = ((read.taken.len() - before) as u64).min(room.rows);
+        let after = before + count as usize;
+        room.rows -= count;
+        let held = (read.end_of(after) - read.end_of(before)) as u64 + ROW_BYTES * count;
+        room.bytes = room.bytes.saturating_sub(held);
+        // The last cell isn't finished, so that the estimate doesn't depend on where a sample ends.
+        if room.rows == 0 {
+            lap.taken = after;
+        } else {
+            (lap.place, lap.taken) = (place + 1, 0);
+            if self.begun == 1 {
+                self.counts.add(place, self.cells, read.rows, read.taken.len());
+            }
+        }
+        before..after
+    }
+
+    /// Returns the mean number of rows in a few random cells. It depends on the files and the seed only, and is
+    /// independent of the draws of rows.
+    ///
+    /// # Errors
+    /// Errors of storage or of the text; [`ErrorKind::Limit`] for a row of more than `bytes` bytes; any error of
+    /// `on_progress`.
+    pub fn rows_per_cell<E: Send>(&self, bytes: u64, on_progress: &mut OnProgress<'_, E>) -> Result<f64, Halt<E>> {
+        let draws = Draws::new(Key { epoch: 0, ..self.key() }, Purpose::Cells, LOOKS);
+        let cells: Vec<u64> = match self.cells <= MOST_LOOKS {
+            true => (0..self.cells).collect(),
+            false => (0..MOST_LOOKS).map(|look| draws.below(look, self.cells)).collect(),
+        };
+        let counts = in_parallel(self.files.threads, &cells, on_progress, |&cell, _| {
+            let mut rows = 0u64;
+            self.each_row(cell, bytes, |_, _| {
+                rows += 1;
+                Ok(())
+            })?;
+            Ok(rows)
+        })?;
+        Ok(counts.iter().sum::<u64>() as f64 / counts.len().max(1) as f64)
+    }
+
+    /// Returns an upper bound on the number of rows in all files: as many as fit, if each is as short as possible.
+    pub fn most_rows(&self) -> u64 {
+        self.files.span.div_ceil(self.files.least.max(1))
+    }
+
     /// Returns an estimate of the number of rows in all files, and the bounds of its approximate 95 % confidence
     /// interval. After the first lap, the number is exact.
     pub fn estimate(&self) -> (f64, f64, f64) {
-        let Counts {
-            first,
-            cells,
-            rows,
-            squares,
-            complete,
-            ..
-        } = self.counts;
-        if complete {
-            return (first + rows, first + rows, first + rows);
-        }
-        let most = self.files.span as f64 / self.files.least.max(1) as f64;
-        if cells < 2.0 {
-            return (
-                first + (self.cells as f64 - 1.0) * (first + rows) / (cells + 1.0),
-                first + rows,
-                most,
-            );
-        }
-        // The other cells are a simple random sample of all cells but the first.
-        let others = self.cells as f64 - 1.0;
-        let variance = (squares - rows * rows / cells).max(0.0) / (cells - 1.0);
-        let error = others * (variance / cells * (1.0 - cells / others).max(0.0)).sqrt();
-        let half = error * student(cells - 1.0);
-        let estimate = first + others * rows / cells;
-        (
-            estimate,
-            (estimate - half).max(first + rows),
-            (estimate + half).min(most),
-        )
+        self.counts.estimate(self.cells as f64, self.most_rows() as f64)
     }
 
     /// Returns how many cells to read at once for this many rows and bytes.
-    fn ahead(&self, rows: u64, bytes: u64) -> u64 {
+    fn ahead(&self, Room { rows, bytes }: Room) -> u64 {
         let share = self.share as f64 / 2f64.powi(64);
         let fit = bytes as f64 / (self.cell_bytes as f64 * share).max(1.0);
-        let each = (self.counts.taken / (self.counts.cells + 1.0)).max(1.0);
-        let needed = match self.counts.cells > 0.0 {
-            true => rows as f64 / each + 1.0,
-            false => 2.0 * self.files.threads as f64,
+        let needed = match self.counts.taken_per_cell() {
+            Some(each) => rows as f64 / each.max(1.0) + 1.0,
+            None => 2.0 * self.files.threads as f64,
         };
         (fit.min(needed).ceil() as u64).clamp(1, MOST_AT_ONCE)
     }
@@ -343,27 +364,33 @@ impl CsvLineBuffer {
     fn read(&self, lap: &Lap, cell: u64, place: u64, most: u64) -> Result<Cell> {
         let number = self.file_of(cell);
         let mut found = Cell::default();
+        self.each_row(cell, most, |offset, text| {
+            found.rows += 1;
+            let inside = match place {
+                0 => offset >= lap.start,
+                place if place == self.cells => offset < lap.start,
+                _ => true,
+            };
+            if inside && lap.takes.contains(&self.draw_of(number, offset)) {
+                try_reserve(&mut found.text, text.len(), "the drawn rows")?;
+                found.text.extend_from_slice(text);
+                try_reserve(&mut found.taken, 1, "the drawn rows")?;
+                found.taken.push((offset, found.text.len()));
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Calls a function with the offset and the text of each row of a cell.
+    fn each_row(&self, cell: u64, most: u64, each: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+        let number = self.file_of(cell);
         self.files.with_file(number, |_, around| {
             let span = around.span();
             let start = span.start + (cell - self.firsts[number]) * self.cell_bytes;
             let range = start..(start + self.cell_bytes).min(span.end);
-            around.rows_in(range, most.clamp(1 << 16, MOST_ROW_BYTES), |offset, text| {
-                found.rows += 1;
-                let inside = match place {
-                    0 => offset >= lap.start,
-                    place if place == self.cells => offset < lap.start,
-                    _ => true,
-                };
-                if inside && lap.takes.contains(&self.draw_of(number, offset)) {
-                    try_reserve(&mut found.text, text.len(), "the drawn rows")?;
-                    found.text.extend_from_slice(text);
-                    try_reserve(&mut found.taken, 1, "the drawn rows")?;
-                    found.taken.push((offset, found.text.len()));
-                }
-                Ok(())
-            })
-        })?;
-        Ok(found)
+            around.rows_in(range, most.clamp(1 << 16, MOST_ROW_BYTES), each)
+        })
     }
 
     /// Returns rows of cells, sorted by file and offset.
@@ -409,6 +436,12 @@ impl CsvLineBuffer {
     }
 }
 
+impl Room {
+    fn is_used_up(self) -> bool {
+        self.rows == 0 || self.bytes == 0
+    }
+}
+
 impl Cell {
     /// Returns the text of a taken row.
     fn text_of(&self, row: usize) -> &[u8] {
@@ -421,29 +454,7 @@ impl Cell {
     }
 }
 
-impl Counts {
-    /// Adds a finished cell at a place of the first lap.
-    fn add(&mut self, place: u64, cells: u64, cell: &Cell) {
-        let rows = cell.rows as f64;
-        self.taken += cell.taken.len() as f64;
-        if place == 0 {
-            self.first = rows;
-        } else if place == cells {
-            self.complete = true;
-        } else {
-            self.cells += 1.0;
-            self.rows += rows;
-            self.squares += rows * rows;
-        }
-    }
-}
-
-/// Returns the 97.5 % quantile of Student's t distribution, by its Cornish-Fisher expansion around the normal quantile
-/// (M. Abramowitz, I. A. Stegun, Handbook of Mathematical Functions, 1964, 26.7.5).
-fn student(freedom: f64) -> f64 {
-    let z = NORMAL;
-    let first = (z.powi(3) + z) / 4.0;
-    let second = (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0;
-    let third = (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0;
-    z + first / freedom + second / freedom.powi(2) + third / freedom.powi(3)
+/// Returns the number of draws out of 2^64 that belong to a share of the rows.
+fn draws_of(share: f64) -> u128 {
+    ((share * 2f64.powi(64)) as u128).clamp(1, 1 << 64)
 }

@@ -67,11 +67,20 @@ fn check_within(order: &Order, memory_limit: Option<u64>, machine: Option<u64>, 
     if settings.kind == Kind::Sequential {
         reason.push_str(". A smaller batch_size needs less");
     } else {
-        reason += &format!(", for the order of shuffle_buffer={}", settings.shuffle_buffer);
+        let is_sample = matches!(settings.kind, Kind::Sample | Kind::Bootstrap);
+        let what = if is_sample {
+            "a sample of rows"
+        } else {
+            "the order of shuffle_buffer"
+        };
+        reason += &format!(", for {what}={}", settings.shuffle_buffer);
         let fits = largest(settings.shuffle_buffer, settings.batch_size.into(), |buffer| {
             order.planning_memory(buffer, seeks) <= most
         });
-        reason += &would_fit(fits);
+        reason += &match is_sample {
+            true => format!("; rows={fits} would fit"),
+            false => would_fit(fits),
+        };
     }
     Err(Error::new(ErrorKind::Limit, reason))
 }

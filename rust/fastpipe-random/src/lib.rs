@@ -48,7 +48,7 @@ pub enum Purpose {
     /// Seeds of items. The stream is the batch, and each row has four words.
     Items = 9,
     /// The order of cells of files, and the lap in which each row is taken: stream 2, where the position is the row's
-    /// first byte.
+    /// first byte. Stream 3 is for cells whose rows are counted in advance.
     Cells = 10,
 }
 

@@ -13,9 +13,9 @@ from fastpipe._arguments import within
 from fastpipe._fastpipe import Drawing
 from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.sampling import uniform
-from fastpipe.batch import Masked
+from fastpipe.csv._drawing import column_of
 from fastpipe.cuda._fill._devices import Device
-from fastpipe.errors import NullValueError, SchemaError
+from fastpipe.errors import SchemaError
 from fastpipe.specs import DenseSpec, Features, Spec
 
 
@@ -49,26 +49,21 @@ class Columns:
         return [column for name in self._wanted for column in self._columns(name, batch[name])]
 
     def _columns(self, name: str, values: Any) -> list[npt.NDArray[Any]]:
-        if isinstance(values, Masked):
-            valid = np.asarray(values.valid)
-            values = np.asarray(values.values)
-            if not valid.all():
-                if self._dtype.kind != "f":
-                    raise NullValueError(
-                        f"{name!r} is null in a row, which {self._dtype} cannot represent: use a float dtype, or "
-                        "set a fill in its spec",
-                        feature=name,
-                    )
-                valid = valid.reshape(valid.shape + (1,) * (values.ndim - valid.ndim))
-                values = np.where(valid, values.astype(self._dtype), np.nan)
-        table = np.asarray(values).reshape(len(values), -1)
+        found = column_of(name, values, self._dtype)
+        table = found.reshape(len(found), -1)
         return [table[:, column] for column in range(table.shape[1])]
 
     def _check(self, name: str, spec: Spec) -> None:
+        if self._dtype.kind == "O":
+            if not isinstance(spec, DenseSpec) or spec.dtype != "string":
+                reason = f'dtype="string" holds only text, but {name!r} is {spec!r}: select others with columns='
+                raise SchemaError(reason, feature=name)
+            return
         if not isinstance(spec, DenseSpec) or np.dtype(_numpy(spec)).kind not in "biuf":
+            text = spec.dtype == "string"
+            how = "read it as indices with a VocabularySpec or HashSpec" if text else "read it as numbers"
             raise SchemaError(
-                f"only numbers can be filled in, but {name!r} is {spec!r}: select others with columns=, or read it as "
-                "numbers",
+                f"only numbers can be filled in, but {name!r} is {spec!r}: select others with columns=, or {how}",
                 feature=name,
             )
         # Rounding is expected, integer overflow isn't.
@@ -93,7 +88,7 @@ class Filled:
     Attributes:
         device: Name of the device.
         values: Array `[rows, columns]` on the device: a `torch.Tensor`, a `cupy.ndarray` or, for `"cpu"`, a
-            `numpy.ndarray`. Each type supports `__dlpack__`.
+            `numpy.ndarray`. Arrays of numbers support `__dlpack__`.
         columns: Names of the columns.
     """
 

@@ -6,8 +6,7 @@ Arrays of any shape and framework are views of the region.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -113,21 +112,3 @@ class HostDevice:
         import torch
 
         return torch.from_numpy(array)
-
-
-@contextmanager
-def memory_errors() -> Iterator[None]:
-    """Raises OutOfMemoryError in place of the errors of NumPy and Python's threads for lack of memory."""
-    try:
-        yield
-    except OutOfMemoryError:
-        raise
-    except MemoryError as error:
-        raise OutOfMemoryError(f"cannot fill devices: {error}; reduce rows or memory") from error
-    except RuntimeError as error:
-        # Python has no specific exception for this.
-        if "can't start new thread" not in str(error):
-            raise
-        raise OutOfMemoryError(
-            "cannot fill devices: the system has no memory for another thread, or reached its limit of threads"
-        ) from error

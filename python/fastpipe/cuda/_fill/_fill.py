@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -15,19 +15,25 @@ from fastpipe._files._in_memory_files import Source, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._private_constructor import private_constructor
 from fastpipe._progress import progress_bar
+from fastpipe._reader.options import Options
 from fastpipe._reader.ordering import seed_of
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.sampling import LARGEST_SAMPLE, counts_of
 from fastpipe.csv._drawing import Asked, BlockVariance, RowEstimate
-from fastpipe.csv._line_buffer import LineBuffer, share_of
+from fastpipe.csv._line_buffer import LEAST_SHARE, LineBuffer, share_of
 from fastpipe.csv._reading import SUFFIXES, DialectOptions, LosslessDialect
 from fastpipe.cuda._fill._device_table import Columns, Filled
-from fastpipe.cuda._fill._devices import Device, HostDevice, Layout, memory_errors
+from fastpipe.cuda._fill._devices import Device, HostDevice, Layout
 from fastpipe.cuda._fill._rows import BlockRows, ExactRows, Selection
 from fastpipe.cuda._fill._sources import LEAST_BATCH, MOST_BATCH, BufferedRows, Part, RowSource, SelectedRows
-from fastpipe.cuda._fill._transfer_queue import BUFFERS, TransferQueue
+from fastpipe.cuda._fill._transfer_queue import BUFFERS, HostRows, RowQueue, TransferQueue
+from fastpipe.errors import UnsupportedError, memory_errors
+from fastpipe.specs import Spec
 
 _MOST_DEVICES = 1024
+
+# Rows of a table between batches and devices, which should stay in the processor's cache.
+_TABLE_ROWS = 8192
 
 # Fraction of the allowed memory for buffers on their way to devices.
 _PARTS = 8
@@ -54,8 +60,7 @@ class Fill(Sequence[Filled]):
         columns: list[str],
         num_rows: list[int],
         seed: int,
-        queues: list[TransferQueue],
-        matrices: Sequence[Any],
+        queues: Sequence[RowQueue],
         *,
         clustered: bool,
         progress: bool,
@@ -71,8 +76,8 @@ class Fill(Sequence[Filled]):
         self._seconds = 0.0
         self._design_effect: npt.NDArray[np.float64] | None = None
         self._filled = [
-            Filled._of(queue.device, matrix, columns, self._numbers(place))
-            for place, (queue, matrix) in enumerate(zip(queues, matrices, strict=True))
+            Filled._of(queue.device, queue.matrix(), columns, self._numbers(place))
+            for place, queue in enumerate(queues)
         ]
 
     @property
@@ -94,7 +99,7 @@ class Fill(Sequence[Filled]):
         """Estimated number of rows in all files, with `method="buffered"`. Other methods count rows: None."""
         return self._source.estimate()
 
-    @memory_errors()
+    @memory_errors("fill devices")
     def refill(self) -> None:
         """Replaces the rows of all devices with the next rows. Arrays stay in place, and index sets stay valid.
 
@@ -171,14 +176,28 @@ class Fill(Sequence[Filled]):
         """Puts each row into the queue of its device."""
         if len(self._queues) == 1:
             self._queues[0].put(part.columns, None)
+        elif by_rows := [queue for queue in self._queues if isinstance(queue, TransferQueue) and queue.order == "C"]:
+            self._put_rows(part, by_rows)
         else:
             for place, queue in enumerate(self._queues):
                 queue.put(part.columns, np.flatnonzero(part.devices == place))
         if variance is not None and part.units is not None:
             variance.add(part.columns, part.units)
 
+    @staticmethod
+    def _put_rows(part: Part, queues: Sequence[TransferQueue]) -> None:
+        """Puts rows into row-major buffers by way of small tables, so that each column is read once for all devices."""
+        for start in range(0, len(part.devices), _TABLE_ROWS):
+            piece = slice(start, start + _TABLE_ROWS)
+            devices = part.devices[piece]
+            table = np.empty((len(devices), len(part.columns)), queues[0].dtype)
+            for number, column in enumerate(part.columns):
+                table[:, number] = column[piece]
+            for place, queue in enumerate(queues):
+                queue.put_rows(table, np.flatnonzero(devices == place))
 
-@memory_errors()
+
+@memory_errors("fill devices")
 def fill(
     source: Reader | Source,
     devices: Sequence[Any],
@@ -192,6 +211,7 @@ def fill(
     share: float | None = None,
     columns: str | Sequence[str] | None = None,
     dtype: npt.DTypeLike = "float32",
+    overrides: Mapping[str, Spec] | None = None,
     order: Layout = "C",
     memory_limit: int | str = "2GB",
     framework: Literal["torch", "cupy"] | None = None,
@@ -228,12 +248,16 @@ def fill(
             rows arrive at once, and a refill reads only what it draws. Files may grow, and rows that are appended after
             the files were opened are left out. Neighboring rows are often alike, and `Fill.design_effect` measures the
             loss of precision. Defaults to "exact".
-        share: With "block" and "buffered", the fraction of the rows of a unit or cell to take, above 0 and up to 1. A
-            smaller fraction reads more data for the same number of rows, but the sample is more precise. Defaults to 1
-            for "block", and to 0.25 for "buffered".
+        share: With "block" and "buffered", the fraction of the rows of a unit or cell to take, up to 1, and above 0
+            ("block") or from 0.001 ("buffered"). A smaller fraction reads more data for the same number of rows, but
+            the sample is more precise. Defaults to 1 for "block". For "buffered", the default is 0.25 for many rows,
+            and less for few rows, so that they come from at least 64 cells.
         columns: Features to read, in this order: a list, or one name as a string. Defaults to None for all features,
-            which must be numeric.
-        dtype: Numeric dtype of the arrays. NaN marks missing values. Defaults to float32.
+            which must be numeric, or text that `overrides` reads as numbers.
+        dtype: Numeric dtype of the arrays. NaN marks missing values. Defaults to float32. "string" reads columns of
+            text into `"cpu"` devices: their arrays contain str objects, and `rows` must be given.
+        overrides: Specs of some columns of CSV files, by name: `VocabularySpec` or `HashSpec` to read text as indices.
+            Defaults to None. Not supported for readers, which have such specs in their features.
         order: "C" stores row after row in memory, "F" column after column, which suits XGBoost and cuML. Defaults to
             "C".
         memory_limit: Maximum host memory to use, as a number of bytes or with a unit, at least 16 MiB. The memory of
@@ -257,6 +281,7 @@ def fill(
         OutOfMemoryError: If a device or the system has too little memory.
         SchemaError: If a column doesn't exist or isn't numeric.
         TypeError: If an argument has the wrong type.
+        UnsupportedError: If a GPU is to hold text.
         ValueError: If there are too few rows, or an argument is out of range.
         FastpipeError: If reading fails.
 
@@ -273,31 +298,37 @@ def fill(
         (240, 1) (60, 1)
         (240, 1) (60, 1)
     """
-    kind = np.dtype(dtype)
-    if kind.kind not in "biuf":
-        raise ValueError(f"dtype must be numeric; got {kind}")
+    text = isinstance(dtype, str) and dtype == "string"
+    kind = np.dtype(object if text else dtype)
+    if not text and kind.kind not in "biuf":
+        raise ValueError(f'dtype must be numeric or "string"; got {kind}')
     if order not in ("C", "F"):
         raise ValueError(f'order must be "C" or "F"; got {shown(order)}')
     if method not in ("exact", "block", "buffered"):
         raise ValueError(f'method must be "exact", "block" or "buffered"; got {shown(method)}')
     if share is not None and method == "exact":
         raise ValueError('share is for method="block" and "buffered": method="exact" draws single rows')
-    part = share_of(1.0 if share is None and method == "block" else share)
+    part = share_of(share, least=LEAST_SHARE if method == "buffered" else 0.0)
     again = flag("replace", replace)
     allowed = memory_size("memory_limit", memory_limit)
     if allowed < _LEAST_MEMORY:
         raise ValueError(f"memory_limit must be at least {_LEAST_MEMORY} bytes; got {allowed}")
     chosen = seed_of(seed)
     targets = _devices(devices, framework)
+    if text:
+        _check_text(targets, framework, rows)
     wanted = _wanted_rows(rows, occupancy, device_memory, len(targets))
     drawn: RowSource
     if method == "buffered":
-        buffer = _line_buffer(source, columns, kind, chosen, part, allowed // 2, index_cache, num_threads, dialect)
+        memory = allowed // 2
+        buffer = _line_buffer(source, columns, kind, overrides, chosen, part, memory, index_cache, num_threads, dialect)
         read = Columns(buffer.features, None, kind)
         counts = wanted(targets, len(read.names) * kind.itemsize, None)
+        buffer.plan(sum(counts))
         drawn = BufferedRows(buffer, read, counts, chosen, replace=again)
     else:
-        reader, read = _opened(source, columns, kind, index_cache, num_threads, dialect)
+        reader, read = _opened(source, columns, kind, overrides, index_cache, num_threads, dialect)
+        part = 1.0 if part is None else part
         units = counts_of(reader)
         total = int(units.sum(dtype=np.int64))
         most = BlockRows.most(units, part) if method == "block" else total
@@ -311,45 +342,63 @@ def fill(
         drawn = SelectedRows(reader, read, selection, batch_size, allowed)
     drawn.check(0)
     queues = _queues(targets, counts, len(read.names), kind, order, allowed)
-    matrices = [
-        queue.device.matrix(count, len(read.names), kind, order) for queue, count in zip(queues, counts, strict=True)
-    ]
-    clustered = method != "exact"
+    clustered = method != "exact" and not text
     filled = Fill._of(
-        drawn, read.names, counts, chosen, queues, matrices, clustered=clustered, progress=flag("progress", progress)
+        drawn, read.names, counts, chosen, queues, clustered=clustered, progress=flag("progress", progress)
     )
     filled.refill()
     return filled
+
+
+def _check_text(devices: list[Device], framework: str | None, rows: int | Sequence[int] | None) -> None:
+    """Raises an error if a device can't hold text."""
+    others = [device.name for device in devices if not isinstance(device, HostDevice)]
+    if others or framework is not None:
+        what = others[0] if others else "a tensor or array of a GPU framework"
+        raise UnsupportedError(
+            f"{what} can't hold text: read it as indices with a VocabularySpec or HashSpec in overrides=, or fill "
+            '"cpu" without framework='
+        )
+    if rows is None:
+        raise ValueError('the size of text is unknown: with dtype="string", pass rows=')
 
 
 def _opened(
     source: Reader | Source,
     columns: str | Sequence[str] | None,
     dtype: np.dtype[Any],
+    overrides: Mapping[str, Spec] | None,
     index_cache: IndexCache,
     num_threads: int | Literal["auto"] | None,
     dialect: DialectOptions,
 ) -> tuple[Reader, Columns]:
     """Returns a reader of the source, and the columns that its features contain."""
     if isinstance(source, Reader):
-        if index_cache is not None or num_threads != "auto" or dialect:
+        if index_cache is not None or num_threads != "auto" or overrides or dialect:
             raise ValueError(
-                "index_cache, num_threads and the dialect are for files only: set them when you create the reader"
+                "index_cache, num_threads, overrides and the dialect are for files only: set them when you create the "
+                "reader"
             )
         return source, Columns(source.features, column_names(columns), dtype)
     # Files of other formats need a reader.
-    asked = Asked.of(1, 0, LosslessDialect.given(dialect), columns, dtype, "C", {"num_threads": num_threads})
+    options: Options = {"num_threads": num_threads}
+    asked = Asked.of(1, 0, LosslessDialect.given(dialect), columns, _spec_dtype(dtype), "C", options, overrides)
     asked, data, wanted = asked.opened(opened(source, SUFFIXES), index_cache)
     reader = asked.reader(data)
     return reader, Columns(reader.features, wanted, dtype)
+
+
+def _spec_dtype(dtype: np.dtype[Any]) -> npt.DTypeLike:
+    return "string" if dtype.kind == "O" else dtype
 
 
 def _line_buffer(
     source: Reader | Source,
     columns: str | Sequence[str] | None,
     dtype: np.dtype[Any],
+    overrides: Mapping[str, Spec] | None,
     seed: int,
-    share: float,
+    share: float | None,
     memory: int,
     index_cache: IndexCache,
     num_threads: int | Literal["auto"] | None,
@@ -363,7 +412,8 @@ def _line_buffer(
     lines = LosslessDialect.given(dialect)
     if lines.on_ragged != "error":
         raise ValueError('on_ragged must be "error" with method="buffered": use method="exact" to skip rows')
-    asked = Asked.of(1, seed, lines, columns, dtype, "C", {"num_threads": num_threads, "memory_limit": memory})
+    options: Options = {"num_threads": num_threads, "memory_limit": memory}
+    asked = Asked.of(1, seed, lines, columns, _spec_dtype(dtype), "C", options, overrides)
     return LineBuffer(opened(source, SUFFIXES), asked, share)
 
 
@@ -458,8 +508,10 @@ def _fitting(
 
 def _queues(
     devices: list[Device], rows: list[int], columns: int, dtype: np.dtype[Any], order: Layout, memory: int
-) -> list[TransferQueue]:
+) -> Sequence[RowQueue]:
     """Allocates the memory of all devices, and returns the queue that fills each device."""
+    if dtype.kind == "O":
+        return [HostRows(device, count, columns, order) for device, count in zip(devices, rows, strict=True)]
     row_bytes = columns * dtype.itemsize
     most = min(memory // _PARTS // BUFFERS // len(devices), _LARGEST_BUFFER)
     buffer_rows = max(most // row_bytes, 1)

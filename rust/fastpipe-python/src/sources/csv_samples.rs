@@ -100,9 +100,20 @@ impl CsvLineBuffer {
         Ok(CsvLineBuffer(Mutex::new(buffer)))
     }
 
-    /// Begins another circle.
-    fn restart(&self, py: Python<'_>, circle: u64) {
-        py.detach(|| self.with(|buffer| buffer.restart(circle)));
+    /// Begins another circle with a share of the rows of each cell.
+    fn restart(&self, py: Python<'_>, circle: u64, share: f64) {
+        py.detach(|| self.with(|buffer| buffer.restart(circle, share)));
+    }
+
+    /// Returns the mean number of rows in a few random cells.
+    fn rows_per_cell(&self, py: Python<'_>, bytes: u64) -> PyResult<f64> {
+        py.detach(|| self.with(|buffer| buffer.rows_per_cell(bytes, &mut signals())))
+            .py(py)
+    }
+
+    /// Returns an upper bound on the number of rows in all files.
+    fn most_rows(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.with(|buffer| buffer.most_rows()))
     }
 
     /// Draws the next rows: `rows` of them, or as many as fit into about `bytes` of memory.
