@@ -399,3 +399,46 @@ def test_mutated_records_are_read_or_raise_typed_errors(shuffle: Any) -> None:
             reason = str(error)
         assert "internal error" not in reason
         assert all(len(column) == len(rows) for column in found.values())
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 12), max_size=40), max_size=8),
+    st.lists(st.lists(st.floats(width=32), max_size=40), max_size=8),
+    st.lists(st.lists(st.sampled_from(["a", "b", "c", ""]), max_size=70), max_size=8),
+    st.booleans(),
+)
+def test_buckets_and_dropped_keys(
+    ints: list[list[int]], floats: list[list[float]], words: list[list[str]], packed: bool
+) -> None:
+    lists = [([1, 2], [0.5, 1.5], ["a", "b"]), *zip(ints, floats, words, strict=False)]
+    rows = [dict(zip(("n", "x", "words"), row, strict=True)) for row in lists]
+    content = b"".join(frame(example(row, packed=packed)) for row in rows)
+    features = {
+        "n": fastpipe.BucketSpec([-2, 2.5, 7, 2**63 - 5]),
+        "x": fastpipe.BucketSpec([0.1, 1], on_nan="bucket", dtype="uint8"),
+        "words": fastpipe.VocabularySpec(["b", "a"], on_unknown="drop"),
+    }
+    reader = fastpipe.read_tfrecord(content, features=features, batch_size=100)
+    (batch,) = reader
+    edges = (-2, 2.5, 7, 2**63 - 5)
+    assert batch["n"].to_list() == [[sum(edge <= value for edge in edges) for value in row] for row, _, _ in lists]
+    indices = [[3 if np.isnan(value) else (value >= 0.1) + (value >= 1) for value in row] for _, row, _ in lists]
+    assert batch["x"].to_list() == indices
+    assert batch["words"].to_list() == [["ba".index(word) for word in row if word in ("a", "b")] for _, _, row in lists]
+    every = [word for _, _, row in lists for word in row]
+    known = sum(word in ("a", "b") for word in every)
+    assert reader.stats()["keys"] == {"words": {"read": len(every), "dropped": len(every) - known}}
+
+
+@pytest.mark.parametrize(
+    ("row", "spec", "match"),
+    [
+        ({"x": ["a"]}, fastpipe.BucketSpec([1]), "only numbers have buckets"),
+        ({"x": [1]}, fastpipe.HashSpec(4), "BucketSpec reads numbers"),
+        ({"x": [float("nan")]}, fastpipe.BucketSpec([1]), "on_nan"),
+    ],
+)
+def test_values_without_an_index(row: dict[str, Any], spec: Any, match: str) -> None:
+    with pytest.raises(fastpipe.FastpipeError, match=match):
+        list(fastpipe.read_tfrecord(file([row]), features={"x": spec}, batch_size=1))

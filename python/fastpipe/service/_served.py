@@ -189,8 +189,8 @@ class Served:
             features = " ".join(repr(self._data.features).split())
             raise StateError(
                 "this server reads the same data with other specs than the first server that was connected to: the"
-                " features, their specs, vocabularies, hashes or buckets, or the decoding of values (reader_schema, a CSV"
-                f" dialect) differ. It reads {features:.500}. Start all servers with the same definition of the reader,"
+                " features, their specs, vocabularies, hashes or buckets, or the decoding of values (reader_schema,"
+                f" a CSV dialect) differ. It reads {features:.500}. Start all servers with the same definition of the reader,"
                 " then connect again"
             )
         differing = [

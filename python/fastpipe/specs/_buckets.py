@@ -31,7 +31,7 @@ class BucketSpec(LookupSpec):
     `i - 1` and ends before edge `i`. Bucket `len(edges)` is at or above the last edge. Numbers are compared exactly:
     NumPy may round integers beyond 2**53 to float64 first.
 
-    All sources support it: Avro files and messages, CSV, Parquet, Arrow, SQL and tables.
+    All sources support it: Avro files and messages, CSV, TFRecord, Parquet, Arrow, SQL and tables.
 
     | field | batch form |
     |---|---|

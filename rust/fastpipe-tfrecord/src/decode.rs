@@ -3,21 +3,16 @@
 //! A record is decoded in two steps. The first step finds the last entry of each key, because a later entry replaces an
 //! earlier one. The second step writes the values, one feature after another.
 
-use fastpipe_batch::{
-    DType, ErrorKind, Key, Lengths, Lookup, MOST_KEYS, PartId, Result as BatchResult, Sink, UNKNOWN, try_filled,
-    try_with_capacity,
-};
+use fastpipe_batch::{ErrorKind, Lengths, Result as BatchResult, Sink, try_filled, try_with_capacity};
 
 use crate::example::{Kind, List, entries, list};
+use crate::indices;
 use crate::numbers;
 use crate::plan::{Length, Null, Program, Target, To};
-use crate::trouble::{Misfit, Trouble};
+use crate::trouble::{Misfit, Trouble, quoted};
 use crate::wire::Cursor;
 
 type Result<T> = std::result::Result<T, Trouble>;
-
-/// Maximum number of bytes of a value in an error message.
-const QUOTED: usize = 80;
 
 /// Maximum number of entries whose keys are remembered from one record to the next.
 const MOST_KNOWN: usize = 1024;
@@ -170,7 +165,7 @@ fn values(target: &Target, list: &List<'_>, n: usize, out: &mut Sink<'_>) -> Res
     let mut left = n;
     match target.to {
         To::Elements(dtype, part) => match (&target.lookup, list.kind) {
-            (Some(lookup), _) => return indices(lookup, list, n, dtype, part, out),
+            (Some(lookup), _) => return indices::write(lookup, list, n, dtype, part, out),
             (None, Kind::Ints) => list.pieces(|piece| {
                 let bytes = piece.rest();
                 // One number, and numbers of one byte each, are the most frequent cases.
@@ -203,54 +198,6 @@ fn values(target: &Target, list: &List<'_>, n: usize, out: &mut Sink<'_>) -> Res
         })?,
     }
     Ok(n)
-}
-
-/// Writes the indices of the first `n` keys. Returns the number of indices: keys without an index may be left out.
-fn indices(
-    lookup: &Lookup,
-    list: &List<'_>,
-    n: usize,
-    dtype: DType,
-    part: PartId,
-    out: &mut Sink<'_>,
-) -> Result<usize> {
-    let mut keys = [Key::default(); MOST_KEYS];
-    let (mut waiting, mut left, mut written) = (0, n, 0);
-    let mut group = |keys: &[Key<'_>]| {
-        let mut found = [UNKNOWN; MOST_KEYS];
-        lookup.find(keys, &mut found);
-        for (key, &index) in keys.iter().zip(&found) {
-            if index != UNKNOWN {
-                numbers::index(index, dtype, out.writer(part as usize))?;
-                written += 1;
-            } else if !lookup.drops() {
-                let reason = format!(
-                    "expected a key of the vocabulary, found the key {}; on_unknown=\"bucket\" gives such keys an index",
-                    quoted(key.text)
-                );
-                return Err(Trouble::misfit(ErrorKind::ValueRange, reason));
-            }
-        }
-        Ok(())
-    };
-    list.pieces(|piece| {
-        if left == 0 {
-            return Ok(());
-        }
-        left -= 1;
-        keys[waiting] = Key {
-            text: piece.rest(),
-            term: None,
-        };
-        waiting += 1;
-        if waiting == MOST_KEYS {
-            waiting = 0;
-            return group(&keys);
-        }
-        Ok(())
-    })?;
-    group(&keys[..waiting])?;
-    Ok(written)
 }
 
 /// Writes a value several times.
@@ -293,9 +240,4 @@ fn null(target: &Target, out: &mut Sink<'_>) -> Result<()> {
             Length::Ragged { lengths, .. } => Ok(out.writer(lengths as usize).push(0i64)?),
         },
     }
-}
-
-fn quoted(text: &[u8]) -> String {
-    let more = if text.len() > QUOTED { " …" } else { "" };
-    format!("{:?}{more}", String::from_utf8_lossy(&text[..text.len().min(QUOTED)]))
 }

@@ -15,6 +15,7 @@ mod example;
 mod framing;
 mod header;
 mod index;
+mod indices;
 mod infer;
 mod keys;
 mod numbers;

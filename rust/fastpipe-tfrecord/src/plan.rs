@@ -61,11 +61,18 @@ pub(crate) struct Target {
 impl Target {
     /// Whether the values of a list of some kind can be read.
     pub(crate) fn reads(&self, kind: Kind) -> bool {
+        let numbers = kind != Kind::Bytes;
         match self.to {
-            _ if self.lookup.is_some() => kind == Kind::Bytes,
+            _ if self.buckets() => numbers,
+            _ if self.lookup.is_some() => !numbers,
             To::Text { .. } => kind == Kind::Bytes,
             To::Elements(dtype, _) => kind == Kind::Ints || (kind == Kind::Floats && dtype.is_float()),
         }
+    }
+
+    /// Whether the elements are the indices of buckets of numbers.
+    fn buckets(&self) -> bool {
+        self.lookup.as_ref().is_some_and(|lookup| lookup.buckets().is_some())
     }
 
     /// Returns the reason why a list of some kind can't be read.
@@ -73,7 +80,13 @@ impl Target {
     pub(crate) fn refused(&self, kind: Kind) -> String {
         let leaf = self.leaf;
         match (self.lookup.is_some(), kind) {
-            (true, kind) => format!("only the keys of a bytes_list can be looked up, and the feature is a {kind}"),
+            (true, Kind::Bytes) if self.buckets() => {
+                "only numbers have buckets, and the feature is a bytes_list: VocabularySpec and HashSpec read its keys"
+                    .to_owned()
+            }
+            (true, kind) => format!(
+                "only the keys of a bytes_list can be looked up, and the feature is a {kind}: BucketSpec reads numbers"
+            ),
             (false, Kind::Bytes) => {
                 format!("the feature is a bytes_list, not {leaf}: use dtype \"string\" or \"bytes\"")
             }

@@ -60,3 +60,12 @@ impl From<Fault> for Trouble {
         Trouble::Fault(fault)
     }
 }
+
+/// Maximum number of bytes of a value in an error message.
+const QUOTED: usize = 80;
+
+/// Returns a value in quotes, for error messages.
+pub(crate) fn quoted(text: &[u8]) -> String {
+    let more = if text.len() > QUOTED { " …" } else { "" };
+    format!("{:?}{more}", String::from_utf8_lossy(&text[..text.len().min(QUOTED)]))
+}

@@ -142,6 +142,17 @@ impl<'d> Cursor<'d> {
         Ok(inner)
     }
 
+    /// Reads a float.
+    #[inline(always)]
+    pub(crate) fn float(&mut self) -> Result<f32> {
+        let at = *self;
+        let bytes = self.fixed(4)?.rest().first_chunk();
+        bytes.map_or_else(
+            || Err(at.fault("expected a float of 4 bytes")),
+            |bytes| Ok(f32::from_le_bytes(*bytes)),
+        )
+    }
+
     /// Skips the value of a field.
     pub(crate) fn skip(&mut self, number: u32, wire: u8) -> Result<()> {
         let mut open = [0; MOST_GROUPS];
