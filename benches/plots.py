@@ -120,6 +120,35 @@ def dataloader_memory(plt: Any) -> None:
     save(plt, figure, "dataloader_memory")
 
 
+def fill(plt: Any) -> None:
+    """Plots the seconds to fill four devices, and to fill 1 to 8 devices."""
+    _, *lines = rows("fill", "1 to 8 devices")
+    kinds = (
+        ("fill", 1, "tab:blue", "s"),
+        ('method="buffered"', 2, "tab:green", "D"),
+        ("one after the other", 3, "tab:orange", "o"),
+        ("pandas", 4, "tab:gray", "^"),
+    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
+    four = next(line for line in lines if line[0] == "4")
+    left.bar(range(len(kinds)), [number(four[at]) for _, at, *_ in kinds], color=[color for *_, color, _ in kinds])
+    left.set_xticks([])
+    left.set_ylabel("seconds")
+    left.set_title("four devices")
+    counts = [int(line[0]) for line in lines]
+    for name, at, color, marker in kinds:
+        values = [number(line[at]) for line in lines]
+        right.plot(counts, values, color=color, marker=marker, markersize=3, label=name)
+    right.set_xscale("log", base=2)
+    right.set_yscale("log")
+    right.set_xticks(counts, [str(count) for count in counts])
+    right.set_xlabel("devices")
+    right.set_title("by the number of devices")
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.15), ncols=4)
+    save(plt, figure, "fill")
+
+
 def main() -> None:
     """Draws all plots."""
     import matplotlib
@@ -129,7 +158,7 @@ def main() -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "fastpipe", "font.size": 9, "figure.dpi": 100})
     import matplotlib.pyplot as plt
 
-    for draw in (ratios, batches, threads, dataloader_memory):
+    for draw in (ratios, batches, threads, dataloader_memory, fill):
         draw(plt)
 
 
