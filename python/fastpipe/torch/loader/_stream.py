@@ -41,8 +41,8 @@ class StreamBatch:
         ended: Whether the stream has ended.
         is_last: Whether the stream has ended or will end, so that the batch may have fewer items than others.
         start: State before the pass. Only the first answer of a pass of persistent workers has it.
-        state: State after the batch. At the end of the stream, the state from which the next pass starts. None if
-            neither the dataset nor its iterator has states, or if no state was requested.
+        state: State after the batch, or at the end of the stream. None if neither the dataset nor its iterator has
+            states, or if no state was requested. The end always has a state.
     """
 
     def __init__(self, data: Any = None, *, ended: bool = False) -> None:
@@ -97,13 +97,13 @@ class Stream:
         Raises:
             StateError: If the dataset doesn't match the state, or ends within the skipped batches.
         """
-        self._fetcher = None
         state = {} if start is None else start
         if state.get("dataset") is not None:
             _load(self._dataset, state["dataset"], "dataset")
         is_within = state.get("ended") is not None
         if not is_within:
             _put_back(state.get("generators"))
+        # As in torch, the iterator of the last pass exists until there is the next one.
         fetcher: Any = _IterableDatasetFetcher(self._dataset, *self._arguments)
         if is_within:
             if state["iterator"] is not None:
@@ -151,6 +151,10 @@ class Stream:
         """Returns the state before a pass."""
         return {"dataset": _state_of(self._dataset)}
 
+    def state_at_end(self) -> dict[str, Any]:
+        """Returns the state at the end of a pass. A pass that resumes from it has no batches."""
+        return self.state_before() | {"iterator": _state_of(self._fetcher.dataset_iter), "ended": True}
+
 
 class WorkerStream:
     """The stream of a worker process. States include those of the process's random generators.
@@ -186,7 +190,7 @@ class WorkerStream:
         except StopIteration:
             self._ended = True
             answer = StreamBatch(ended=True)
-            answer.state = self._stream.state_before() | {"generators": _generators()}
+            answer.state = self._stream.state_at_end() | {"generators": _generators()}
             return answer
         answer.is_last = self._stream.ends
         state = self._stream.state() if snapshot else None

@@ -26,7 +26,7 @@ class _WorkerProgress:
     Attributes:
         state: A state of the stream. None is its beginning.
         skip: Number of batches that were delivered after this state.
-        ended: Whether the stream has ended. `state` is then the state from which the next pass starts.
+        ended: Whether the stream has ended.
         unsent: Whether turns contain this state, because the worker hasn't answered any turn yet.
         turns: Number of turns that were begun.
     """
@@ -40,7 +40,9 @@ class _WorkerProgress:
     def next_pass(self) -> _WorkerProgress:
         """Returns the progress at the start of the next pass of the same worker."""
         # The state in which a worker has abandoned a stream isn't known.
-        state = self.state if self.ended else None
+        state = None
+        if self.ended and self.state is not None:
+            state = {name: self.state.get(name) for name in ("dataset", "generators")}
         return _WorkerProgress(state, unsent=self.unsent and state is not None)
 
 
@@ -148,7 +150,8 @@ class Turns(Order):
             found = self.inline.state()
             if found is not None:
                 self._workers[0].state, self._workers[0].skip = found, 0
-        workers = [{"state": each.state, "skip": each.skip, "ended": each.ended} for each in self._workers]
+        # To resume, even a worker whose stream has ended begins a pass, as a dataset may count the passes.
+        workers = [{"state": each.state, "skip": each.skip} for each in self._workers]
         return super().state(batches) | {
             "yielded": self.yielded,
             "next_worker": self._next_delivered,

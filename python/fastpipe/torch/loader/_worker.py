@@ -82,8 +82,9 @@ class _Helper:
         self.join_whole: Any = None if task.fetch == "items" else self._join_whole
         self._collate = collate if self.default else task.collate_fn
         if task.fetch == "stream":
-            stream = Stream(task.dataset, task.batch_size, self._collate, task.drop_last)
-            self._stream = WorkerStream(stream)
+            self._stream: WorkerStream | None = WorkerStream(
+                Stream(task.dataset, task.batch_size, self._collate, task.drop_last)
+            )
             self.join_whole = self._join_stream
         else:
             self._fetch = fetcher(task.dataset, task.fetch, self._collate)
@@ -121,11 +122,16 @@ class _Helper:
         return self._own_message(made, room)
 
     def _join_stream(self, turns: list[Turn], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
+        assert self._stream is not None
         answer = self._stream.answer(turns[0])
         if answer.is_last:
             room.ignore_size()
         room.wait()
         return self._own_message(answer, room)
+
+    def end(self) -> None:
+        """Drops the iterator of a stream, so that its finalizers run before the process ends."""
+        self._stream = None
 
     def _seeded(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any:
         if self.generators is None:
@@ -207,6 +213,7 @@ def work(
         helper.generators = ItemGenerators(lambda drawn: info.rng.forget())
         set_in_process(info)
     worker.run(helper, parent)
+    helper.end()
     # Ignore errors caused by threads that the dataset has started, as torch does.
     with suppress(Exception):
         sys.stdout.flush()
