@@ -18,18 +18,26 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from fastpipe.errors import StateError
 
 
+class Opening(NamedTuple):
+    """A request to start a pass. As in torch, all workers do so at once, since they may wait for each other.
+
+    Attributes:
+        is_later: Whether the workers have started passes before.
+        start: State from which the stream resumes, and how many batches to skip after that. None starts from the
+            dataset.
+    """
+
+    is_later: bool
+    start: tuple[dict[str, Any] | None, int] | None
+
+
 class Turn(NamedTuple):
     """A request for the next batch of a worker's stream.
 
     Attributes:
-        epoch: Index of the pass among the passes of the workers.
-        start: State from which the stream resumes, and how many batches to skip after that. None starts a pass. Only
-            the first turn of a pass uses it.
         snapshot: Whether to return the state after the batch.
     """
 
-    epoch: int
-    start: tuple[dict[str, Any] | None, int] | None
     snapshot: bool
 
 
@@ -165,21 +173,29 @@ class WorkerStream:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._epoch: int | None = None
+        self._before: dict[str, Any] | None = None
+        self._failure: Exception | None = None
         self._ended = False
 
-    def answer(self, turn: Turn) -> StreamBatch:
-        """Returns the next batch of the pass to which a turn belongs, or that the stream has ended."""
-        before = None
-        if turn.epoch != self._epoch:
-            # If an error is raised, the pass has no batches.
-            self._epoch, self._ended = turn.epoch, True
-            if turn.epoch > 0:
-                before = self._stream.state_before() | {"generators": _generators()}
-            self._stream.begin(*turn.start or ())
+    def open(self, opening: Opening) -> None:
+        """Starts a pass. The first `answer` of the pass raises any error."""
+        self._before = self._failure = None
+        try:
+            if opening.is_later:
+                self._before = self._stream.state_before() | {"generators": _generators()}
+            self._stream.begin(*opening.start or ())
             self._ended = False
+        except Exception as error:
+            # The pass has no batches.
+            self._failure, self._ended = error, True
+
+    def answer(self, turn: Turn) -> StreamBatch:
+        """Returns the next batch of the pass, or that the stream has ended."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         answer = self._next(snapshot=turn.snapshot)
-        answer.start = before
+        answer.start, self._before = self._before, None
         return answer
 
     def _next(self, *, snapshot: bool) -> StreamBatch:

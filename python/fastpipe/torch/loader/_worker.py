@@ -22,7 +22,7 @@ from fastpipe.errors import WorkerError
 from fastpipe.torch.loader import _messages, _structure
 from fastpipe.torch.loader._messages import ThreadBatches
 from fastpipe.torch.loader._seeds import ItemGenerators, seed_worker
-from fastpipe.torch.loader._stream import Stream, Turn, WorkerStream
+from fastpipe.torch.loader._stream import Opening, Stream, Turn, WorkerStream
 from fastpipe.torch.loader._structure import collate, collate_privately, is_default
 from fastpipe.torch.loader._worker_info import ItemWorkerInfo, set_in_process, set_in_thread
 
@@ -121,9 +121,14 @@ class _Helper:
         room.wait()
         return self._own_message(made, room)
 
-    def _join_stream(self, turns: list[Turn], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
+    def _join_stream(self, turns: list[Turn | Opening], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
         assert self._stream is not None
-        answer = self._stream.answer(turns[0])
+        (turn,) = turns
+        if isinstance(turn, Opening):
+            self._stream.open(turn)
+            room.ignore_size()
+            return _messages.message(None, room)
+        answer = self._stream.answer(turn)
         if answer.is_last:
             room.ignore_size()
         room.wait()
