@@ -90,7 +90,8 @@ def left(paths: list[str], method: str, kept: bool, by: str) -> Any:
     kinds: dict[str, Any] = {"torch": DataLoader, "torchdata": StatefulDataLoader, "fastpipe": adapter.DataLoader}
     loader = kinds[by](data, **options, persistent_workers=kept)
     # When the loop has received more than four batches, each worker has been asked for its third.
-    found = [ids_by_batch(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if by == "torchdata" else (1, 5, 5))]
+    first = 1 if by == "torch" or (by == "fastpipe" and not kept) else 5
+    found = [ids_by_batch(itertools.islice(loader, steps)) for steps in (first, 5, 5)]
     data.set_epoch(2)
     # tqdm calls `iter` twice and reads only the second iterator. (Workers that aren't forked may begin the first pass
     # after the second one was counted, and so begin the next epoch.)

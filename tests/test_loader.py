@@ -429,7 +429,7 @@ def test_data_pipes_are_read_by_torch() -> None:
             with pytest.raises(UnsupportedError, match="data pipes don't support states"):
                 call()
         for more in ({"memory_limit": "1GB"}, {"num_batch_workers": 1}, {"worker_method": "thread"}):
-            with pytest.raises(UnsupportedError, match="remove the argument|Remove the argument"):
+            with pytest.raises(UnsupportedError, match=r"remove the argument|Remove the argument"):
                 DataLoader(pipe, **more)  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ import json
 import random
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -420,3 +421,25 @@ def test_passes_are_explained() -> None:
     alone = DataLoader(Counted(100, 4, 0.01), 4)
     list(alone)
     assert "the program makes batches itself" in alone.explain()
+
+
+class Finalized(Plain):
+    """Counts iterators that were closed."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(9, 9)
+        self.file = file
+
+    def __iter__(self) -> Any:
+        try:
+            yield from super().__iter__()
+        finally:
+            Path(f"{self.file}{worker()}").touch()
+
+
+@apart
+def test_workers_close_their_iterators(tmp_path: Path) -> None:
+    batches = iter(DataLoader(Finalized(str(tmp_path / "closed")), 2, **FORKED))
+    assert len(list(itertools.islice(batches, 2))) == 2
+    del batches
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["closed0", "closed1"]

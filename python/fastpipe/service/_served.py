@@ -190,8 +190,8 @@ class Served:
             raise StateError(
                 "this server reads the same data with other specs than the first server that was connected to: the"
                 " features, their specs, vocabularies, hashes or buckets, or the decoding of values (reader_schema,"
-                f" a CSV dialect) differ. It reads {features:.500}. Start all servers with the same definition of the reader,"
-                " then connect again"
+                f" a CSV dialect) differ. It reads {features:.500}. Start all servers with the same definition of the"
+                " reader, then connect again"
             )
         differing = [
             f"{name} is {here[name]!r} here, but was {data.get(name)!r:.100}"

@@ -18,18 +18,26 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from fastpipe.errors import StateError
 
 
+class Opening(NamedTuple):
+    """A request to start a pass. As in torch, all workers do so at once, since they may wait for each other.
+
+    Attributes:
+        is_later: Whether the workers have started passes before.
+        start: State from which the stream resumes, and how many batches to skip after that. None starts from the
+            dataset.
+    """
+
+    is_later: bool
+    start: tuple[dict[str, Any] | None, int] | None
+
+
 class Turn(NamedTuple):
     """A request for the next batch of a worker's stream.
 
     Attributes:
-        epoch: Index of the pass among the passes of the workers.
-        start: State from which the stream resumes, and how many batches to skip after that. None starts a pass. Only
-            the first turn of a pass uses it.
         snapshot: Whether to return the state after the batch.
     """
 
-    epoch: int
-    start: tuple[dict[str, Any] | None, int] | None
     snapshot: bool
 
 
@@ -41,8 +49,8 @@ class StreamBatch:
         ended: Whether the stream has ended.
         is_last: Whether the stream has ended or will end, so that the batch may have fewer items than others.
         start: State before the pass. Only the first answer of a pass of persistent workers has it.
-        state: State after the batch. At the end of the stream, the state from which the next pass starts. None if
-            neither the dataset nor its iterator has states, or if no state was requested.
+        state: State after the batch, or at the end of the stream. None if neither the dataset nor its iterator has
+            states, or if no state was requested. The end always has a state.
     """
 
     def __init__(self, data: Any = None, *, ended: bool = False) -> None:
@@ -97,13 +105,13 @@ class Stream:
         Raises:
             StateError: If the dataset doesn't match the state, or ends within the skipped batches.
         """
-        self._fetcher = None
         state = {} if start is None else start
         if state.get("dataset") is not None:
             _load(self._dataset, state["dataset"], "dataset")
         is_within = state.get("ended") is not None
         if not is_within:
             _put_back(state.get("generators"))
+        # As in torch, the iterator of the last pass exists until there is the next one.
         fetcher: Any = _IterableDatasetFetcher(self._dataset, *self._arguments)
         if is_within:
             if state["iterator"] is not None:
@@ -151,6 +159,10 @@ class Stream:
         """Returns the state before a pass."""
         return {"dataset": _state_of(self._dataset)}
 
+    def state_at_end(self) -> dict[str, Any]:
+        """Returns the state at the end of a pass. A pass that resumes from it has no batches."""
+        return self.state_before() | {"iterator": _state_of(self._fetcher.dataset_iter), "ended": True}
+
 
 class WorkerStream:
     """The stream of a worker process. States include those of the process's random generators.
@@ -161,21 +173,29 @@ class WorkerStream:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._epoch: int | None = None
+        self._before: dict[str, Any] | None = None
+        self._failure: Exception | None = None
         self._ended = False
 
-    def answer(self, turn: Turn) -> StreamBatch:
-        """Returns the next batch of the pass to which a turn belongs, or that the stream has ended."""
-        before = None
-        if turn.epoch != self._epoch:
-            # If an error is raised, the pass has no batches.
-            self._epoch, self._ended = turn.epoch, True
-            if turn.epoch > 0:
-                before = self._stream.state_before() | {"generators": _generators()}
-            self._stream.begin(*turn.start or ())
+    def open(self, opening: Opening) -> None:
+        """Starts a pass. The first `answer` of the pass raises any error."""
+        self._before = self._failure = None
+        try:
+            if opening.is_later:
+                self._before = self._stream.state_before() | {"generators": _generators()}
+            self._stream.begin(*opening.start or ())
             self._ended = False
+        except Exception as error:
+            # The pass has no batches.
+            self._failure, self._ended = error, True
+
+    def answer(self, turn: Turn) -> StreamBatch:
+        """Returns the next batch of the pass, or that the stream has ended."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         answer = self._next(snapshot=turn.snapshot)
-        answer.start = before
+        answer.start, self._before = self._before, None
         return answer
 
     def _next(self, *, snapshot: bool) -> StreamBatch:
@@ -186,7 +206,7 @@ class WorkerStream:
         except StopIteration:
             self._ended = True
             answer = StreamBatch(ended=True)
-            answer.state = self._stream.state_before() | {"generators": _generators()}
+            answer.state = self._stream.state_at_end() | {"generators": _generators()}
             return answer
         answer.is_last = self._stream.ends
         state = self._stream.state() if snapshot else None

@@ -9,7 +9,7 @@ from fastpipe.torch.loader._stream import Stream, StreamBatch
 from fastpipe.torch.loader._structure import collate, is_default
 from fastpipe.torch.loader._time_account import Account
 from fastpipe.torch.loader._turns import StreamProgress, Turns
-from fastpipe.torch.loader._with_workers import WithWorkers
+from fastpipe.torch.loader._with_workers import LOOK, WithWorkers, pickled
 
 
 class _OverStreams(Pass):
@@ -79,6 +79,40 @@ class StreamInProcess(_OverStreams):
 
 class StreamsWithWorkers(_OverStreams, WithWorkers):
     """A pass over an iterable dataset with workers, each of which makes whole batches of its own stream."""
+
+    def __init__(
+        self,
+        loader: Any,
+        resumed: dict[str, Any] | None,
+        seed: int | None,
+        starts: list[dict[str, Any]] | None,
+    ) -> None:
+        # The pass that workers were asked to start, and the requests whose results weren't taken yet.
+        self._opened: StreamProgress | None = None
+        self._openings: list[int] = []
+        super().__init__(loader, resumed, seed, starts)
+
+    def _fill(self) -> None:
+        if self._opened is not self.progress:
+            self._opened = self.progress
+            self._openings = [
+                # Without a layout, no memory is allocated in advance.
+                self._consumer.begin([self.progress.order.opening(worker)], pickled, 0, 0, True, worker)
+                for worker in range(self._num_workers)
+            ]
+        for batch in [batch for batch in self._openings if self._consumer.ready(batch)]:
+            self._openings.remove(batch)
+            self._consumer.take(batch)
+        super()._fill()
+
+    def _give_up(self) -> None:
+        super()._give_up()
+        # Openings aren't canceled: a worker that starts a pass may wait for the other workers to do so.
+        for batch in self._openings:
+            while not self._consumer.wait(batch, LOOK):
+                self._look_after()
+            self._consumer.take(batch)
+        self._openings.clear()
 
     def _begin_one(self, *, later: bool = False) -> bool:
         begun = super()._begin_one(later=later)

@@ -16,7 +16,7 @@ from typing import Any
 
 from fastpipe.torch.loader._in_process import Progress
 from fastpipe.torch.loader._order import Order
-from fastpipe.torch.loader._stream import Stream, StreamBatch, Turn
+from fastpipe.torch.loader._stream import Opening, Stream, StreamBatch, Turn
 
 
 @dataclasses.dataclass
@@ -26,8 +26,8 @@ class _WorkerProgress:
     Attributes:
         state: A state of the stream. None is its beginning.
         skip: Number of batches that were delivered after this state.
-        ended: Whether the stream has ended. `state` is then the state from which the next pass starts.
-        unsent: Whether turns contain this state, because the worker hasn't answered any turn yet.
+        ended: Whether the stream has ended.
+        unsent: Whether the worker must restore this state.
         turns: Number of turns that were begun.
     """
 
@@ -40,8 +40,10 @@ class _WorkerProgress:
     def next_pass(self) -> _WorkerProgress:
         """Returns the progress at the start of the next pass of the same worker."""
         # The state in which a worker has abandoned a stream isn't known.
-        state = self.state if self.ended else None
-        return _WorkerProgress(state, unsent=self.unsent and state is not None)
+        state = None
+        if self.ended and self.state is not None:
+            state = {name: self.state.get(name) for name in ("dataset", "generators")}
+        return _WorkerProgress(state)
 
 
 class Turns(Order):
@@ -69,7 +71,7 @@ class Turns(Order):
         self.yielded = 0
         self.inline: Stream | None = None
         self._every = loader.snapshot_every_n_steps
-        self._epoch = 0
+        self._is_later = before is not None
         # Worker of the next turn to begin, and worker after that of the last delivered turn.
         self._next_worker = self._next_delivered = 0
         # Workers of the turns that weren't delivered yet, and worker of the last delivered one.
@@ -81,7 +83,6 @@ class Turns(Order):
             self._next_worker = self._next_delivered = resumed["next_worker"]
             self._workers = [_WorkerProgress(**each, unsent=True) for each in copy.deepcopy(resumed["workers"])]
         elif before is not None:
-            self._epoch = before._epoch + 1
             self._workers = [each.next_pass() for each in before._workers]
         elif starts is not None:
             self._workers = [_WorkerProgress(each, unsent=True) for each in copy.deepcopy(starts)]
@@ -102,12 +103,16 @@ class Turns(Order):
         self.next += 1
         self._next_worker = (number + 1) % count
         worker.turns += 1
-        return [Turn(self._epoch, self.start(number), bool(self._every) and worker.turns % self._every == 0)]
+        return [Turn(bool(self._every) and worker.turns % self._every == 0)]
 
     def start(self, worker: int) -> tuple[dict[str, Any] | None, int] | None:
         """Returns the state that a worker must restore, and how many batches it must skip. None if nothing."""
         progress = self._workers[worker]
         return (progress.state, progress.skip) if progress.unsent else None
+
+    def opening(self, worker: int) -> Opening:
+        """Returns the request with which a worker starts the pass."""
+        return Opening(self._is_later, self.start(worker))
 
     def owner(self, number: int) -> int | None:
         """Returns the worker that makes the batch of a turn."""
@@ -125,7 +130,7 @@ class Turns(Order):
         """Records that the consumer receives the result of a turn, which may be an error."""
         self._delivered = self._owners.pop(number)
         worker = self._workers[self._delivered]
-        worker.skip, worker.unsent = worker.skip + 1, False
+        worker.skip += 1
         self._next_delivered = (self._delivered + 1) % len(self._workers)
 
     def deliver(self, batch: StreamBatch) -> None:
@@ -148,7 +153,8 @@ class Turns(Order):
             found = self.inline.state()
             if found is not None:
                 self._workers[0].state, self._workers[0].skip = found, 0
-        workers = [{"state": each.state, "skip": each.skip, "ended": each.ended} for each in self._workers]
+        # To resume, even a worker whose stream has ended begins a pass, as a dataset may count the passes.
+        workers = [{"state": each.state, "skip": each.skip} for each in self._workers]
         return super().state(batches) | {
             "yielded": self.yielded,
             "next_worker": self._next_delivered,

@@ -31,7 +31,7 @@ from fastpipe.torch.loader._workers import Workers, context_of, no_address_space
 # Seconds that workers may be idle while the consumer waits for a batch, before another batch is starten for them.
 _IDLE = 0.005
 # Seconds between checks of the workers while the consumer waits for a batch, and while it doesn't.
-_LOOK = 0.05
+LOOK = 0.05
 _LOOK_UNASKED = 1.0
 # Seconds between measurements of the available memory.
 _MEASURE = 1.0
@@ -160,7 +160,7 @@ class WithWorkers(Pass):
             if is_there or is_late or self._consumer.has_begun():
                 return
             self._consumer.wait(self._begun[0][0] if self._begun else None, _IDLE)
-            if time.monotonic() > self._looked + _LOOK:
+            if time.monotonic() > self._looked + LOOK:
                 self._look_after()
         failure: ExceptionWrapper = _messages.read(*refusal)
         del refusal
@@ -226,7 +226,7 @@ class WithWorkers(Pass):
         batches = [batch for batch, _ in self._begun if batch not in taken]
         self._consumer.cancel(batches)
         for batch in batches:
-            while not self._consumer.wait(batch, _LOOK):
+            while not self._consumer.wait(batch, LOOK):
                 self._look_after()
             self._consumer.take(batch)
         self._begun.clear()
@@ -271,7 +271,7 @@ class WithWorkers(Pass):
             listed = [indices] if self._fetch_kind == "sample" else indices if type(indices) is list else list(indices)
             layout = None if self._fetch_kind != "items" else self._layout()
             owner = self.progress.order.owner(number)
-            batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout or later, owner)
+            batch = self._consumer.begin(listed, pickled, number, self.progress.seed, layout or later, owner)
         except StopIteration:
             self._drained = True
             return False
@@ -395,7 +395,7 @@ class WithWorkers(Pass):
             # The earliest batch must get its memory, no matter how much the consumer holds.
             earliest = self._begun[0][0]
             more = len(self._begun) < self._most_begun and not self._drained
-            seconds = _IDLE if more else _LOOK
+            seconds = _IDLE if more else LOOK
             if self._timeout > 0:
                 seconds = min(seconds, max(0.0, begin + self._timeout - time.monotonic()))
             if self._pinning.thread is not None:
@@ -415,7 +415,7 @@ class WithWorkers(Pass):
                 with nullcontext() if self._draws is None else self._draws.apart():
                     # The sampler may draw random numbers.
                     self._begin_for_idle()
-            if place is None and now >= max(begin, self._looked) + _LOOK:
+            if place is None and now >= max(begin, self._looked) + LOOK:
                 self._look_after()
         return place
 
@@ -472,5 +472,5 @@ def _drawn_seed(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-def _pickled(indices: list[Any]) -> bytes:
+def pickled(indices: list[Any]) -> bytes:
     return pickle.dumps(indices, 5)

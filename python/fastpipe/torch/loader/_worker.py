@@ -22,7 +22,7 @@ from fastpipe.errors import WorkerError
 from fastpipe.torch.loader import _messages, _structure
 from fastpipe.torch.loader._messages import ThreadBatches
 from fastpipe.torch.loader._seeds import ItemGenerators, seed_worker
-from fastpipe.torch.loader._stream import Stream, Turn, WorkerStream
+from fastpipe.torch.loader._stream import Opening, Stream, Turn, WorkerStream
 from fastpipe.torch.loader._structure import collate, collate_privately, is_default
 from fastpipe.torch.loader._worker_info import ItemWorkerInfo, set_in_process, set_in_thread
 
@@ -82,8 +82,9 @@ class _Helper:
         self.join_whole: Any = None if task.fetch == "items" else self._join_whole
         self._collate = collate if self.default else task.collate_fn
         if task.fetch == "stream":
-            stream = Stream(task.dataset, task.batch_size, self._collate, task.drop_last)
-            self._stream = WorkerStream(stream)
+            self._stream: WorkerStream | None = WorkerStream(
+                Stream(task.dataset, task.batch_size, self._collate, task.drop_last)
+            )
             self.join_whole = self._join_stream
         else:
             self._fetch = fetcher(task.dataset, task.fetch, self._collate)
@@ -120,12 +121,22 @@ class _Helper:
         room.wait()
         return self._own_message(made, room)
 
-    def _join_stream(self, turns: list[Turn], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
-        answer = self._stream.answer(turns[0])
+    def _join_stream(self, turns: list[Turn | Opening], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
+        assert self._stream is not None
+        (turn,) = turns
+        if isinstance(turn, Opening):
+            self._stream.open(turn)
+            room.ignore_size()
+            return _messages.message(None, room)
+        answer = self._stream.answer(turn)
         if answer.is_last:
             room.ignore_size()
         room.wait()
         return self._own_message(answer, room)
+
+    def end(self) -> None:
+        """Drops the iterator of a stream, so that its finalizers run before the process ends."""
+        self._stream = None
 
     def _seeded(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any:
         if self.generators is None:
@@ -207,6 +218,7 @@ def work(
         helper.generators = ItemGenerators(lambda drawn: info.rng.forget())
         set_in_process(info)
     worker.run(helper, parent)
+    helper.end()
     # Ignore errors caused by threads that the dataset has started, as torch does.
     with suppress(Exception):
         sys.stdout.flush()
