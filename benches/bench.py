@@ -1,4 +1,4 @@
-"""Runs the main benches in sequence: compare, threads, sweep, memory, and interactions.
+"""Runs the main benches in sequence.
 
 The exit status is 1 if fastpipe fails, returns different values, or exceeds its memory limit. A peer that can't be
 installed or can't read a dataset doesn't fail the run; the tables show the reason. `--write` saves the figures and
@@ -21,6 +21,9 @@ PARTS: dict[str, list[str]] = {
     "sweep": [],
     "memory": [],
     "interactions": ["--rounds", "3"],
+    "published": [],
+    "atds_small": [],
+    "storage": [],
 }
 
 

@@ -405,6 +405,11 @@ def generate(
     return kept(CACHE / f"{dataset}-{records}-{block_bytes}-{codec}-s{seed}-v{VERSION}.avro", write, log)
 
 
+def rows_of(path: str | Path) -> int:
+    """Returns the number of rows of a generated file."""
+    return int(json.loads(Path(path).with_suffix(".json").read_text())["rows"])
+
+
 def page_in(path: Path) -> None:
     """Reloads a file into the page cache by a sequential read, so that its cached pages are always the same size.
 

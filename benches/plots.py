@@ -10,6 +10,12 @@ from harness import HERE, RESULTS
 
 COLORS = {"torch": ("tab:orange", "o"), "fastpipe": ("tab:blue", "s")}
 DASHES = {"default": "-", "stack": "--", "identity": ":", "stream": "-."}
+READERS = {
+    "AvroRecordDataset": "tab:red",
+    "AvroTensorDataset": "tab:orange",
+    "fastpipe.tf.atds": "tab:cyan",
+    "fastpipe": "tab:blue",
+}
 ITEM, BATCH, SLACK, PREFETCH = 4, 64, 64, 2
 """Parameters of the memory plot: MiB per item, per batch, and of slack, and the prefetch_factor."""
 
@@ -149,6 +155,37 @@ def fill(plt: Any) -> None:
     save(plt, figure, "fill")
 
 
+def published(plt: Any) -> None:
+    """Plots milliseconds a step by batch size, published and measured, and the time of training by reader."""
+    columns, *lines = rows("published", "A step")
+    sizes = [int(number(column.partition(", ")[2]) or 0) for column in columns[2:] if column.startswith("ms")]
+    figure, (axes, bars) = plt.subplots(1, 2, figsize=(9.5, 3.2))
+    for count, name, *cells in lines:
+        if count in ("published", "1"):
+            style = {"color": READERS[name], "marker": "o", "markersize": 3}
+            times = [number(cell) for cell in cells[: len(sizes)]]
+            label = f"{name}, published" if count == "published" else name
+            axes.plot(sizes, times, linestyle=":" if count == "published" else "-", label=label, **style)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.set_xlabel("rows a batch")
+    axes.set_title("ms a step, one thread")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
+    # AvroRecordDataset takes far longer, so its bar would hide the others.
+    _, *lines = rows("published", "Training")
+    models = {width: number(step) or 0 for width, name, step, *_ in lines if name == "batches in memory"}
+    shown = [line for line in lines if line[1] in ("AvroTensorDataset", "fastpipe.tf.atds")]
+    for place, (width, name, step, *_) in enumerate(shown):
+        bars.barh(place, models[width], color="lightgray")
+        bars.barh(place, max((number(step) or 0) - models[width], 0), left=models[width], color=READERS[name])
+    bars.set_yticks(range(len(shown)), [f"{name}, {width}" for width, name, *_ in shown])
+    bars.invert_yaxis()
+    bars.set_title("training by width of the model, ms a step: the model in gray")
+    figure.subplots_adjust(wspace=0.7)
+    save(plt, figure, "published")
+
+
 def main() -> None:
     """Draws all plots."""
     import matplotlib
@@ -158,7 +195,7 @@ def main() -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "fastpipe", "font.size": 9, "figure.dpi": 100})
     import matplotlib.pyplot as plt
 
-    for draw in (ratios, batches, threads, dataloader_memory, fill):
+    for draw in (ratios, batches, threads, dataloader_memory, fill, published):
         draw(plt)
 
 

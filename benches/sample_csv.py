@@ -1,19 +1,18 @@
 """Compares ways to draw random rows of a CSV file that isn't indexed, with the file in the page cache and without it.
 
 The file has 20 float columns. `--path` takes another file instead of writing one. Without the page cache, each run
-begins with an empty cache (`POSIX_FADV_DONTNEED`), so it reads from storage. To measure slow storage, run the bench
-under a limit of the system, such as `blkio.throttle.read_bps_device` or `io.max` of a control group. Peak memory is
-private memory above that at the start, without the sample.
+begins with an empty cache (`POSIX_FADV_DONTNEED`), so it reads from storage. `--limit 100` limits the storage to 100
+MB/s with a control group, which needs root. Peak memory is private memory above that at the start, without the sample.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import fastpipe
 from csv_files import write
 from harness import Bench, take_turns
+from harness.storage import empty_cache, limited, read_bytes
 
 SEED = 7
 
@@ -29,18 +29,6 @@ def private() -> int:
     """Returns the private memory of this process in bytes."""
     text = Path("/proc/self/status").read_text()
     return int(text.split("RssAnon:")[1].split()[0]) * 1024
-
-
-def read_bytes() -> int:
-    """Returns the number of bytes that this process has read from storage."""
-    text = Path("/proc/self/io").read_text()
-    return int(text.split("\nread_bytes:")[1].split()[0])
-
-
-def empty_cache(path: Path) -> None:
-    """Removes a file from the page cache."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Costs:
@@ -109,7 +97,10 @@ def main(bench: Bench) -> None:
         title = f"{bench.args.fraction:.0%} of the rows of {size:,.0f} MB"
         if not bench.args.cold:
             compare(bench, path, total, f"{title}, in the page cache", lambda: None)
-        compare(bench, path, total, f"{title}, from storage", partial(empty_cache, path))
+        limit = bench.args.limit
+        with limited(path, limit) if limit else nullcontext():
+            where = f"from storage limited to {limit:g} MB/s" if limit else "from storage"
+            compare(bench, path, total, f"{title}, {where}", partial(empty_cache, path))
 
 
 if __name__ == "__main__":
@@ -119,5 +110,6 @@ if __name__ == "__main__":
         "fraction": 0.02,
         "memory": "256MB",
         "cold": False,
+        "limit": 0.0,
     }
     Bench("sample_csv", __doc__, rounds=(3, 1), **sizes).run(main)

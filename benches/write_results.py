@@ -1,14 +1,16 @@
-"""Writes RESULTS.md from the figures in `results/`, which the benches write with `--keep`.
+"""Writes RESULTS.md, and tables in the manual, from the figures in `results/`, which the benches write with `--keep`.
 
     python benches/write_results.py [--check]
 
-`--check` writes nothing and exits with status 1 if RESULTS.md is out of date.
+`--check` writes nothing and exits with status 1 if a page is out of date. In the pages of `docs`, the lines between
+`<!-- figures: NAME, TITLE -->` and `<!-- end of figures -->` are the table TITLE of `results/NAME.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import Any
 
@@ -16,9 +18,11 @@ import device
 from harness import HERE, RESULTS
 
 SECTIONS = ["compare", "threads", "memory", "sweep", "growth", "auto", "shuffle", "index", "in_memory"]
-SECTIONS += ["interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "bags", "atds"]
+SECTIONS += ["interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "bags"]
+SECTIONS += ["published", "atds", "atds_small", "storage"]
 SECTIONS += ["tfrecord", "writing", "sql", "leases", "describe", "service"]
 """Order of the sections. A bench without saved figures has no section."""
+FIGURES = re.compile(r"(<!-- figures: (\w+), (.*?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 HEAD = """\
 # Results
 
@@ -33,8 +37,13 @@ def markdown(table: dict[str, Any], shared: list[str]) -> list[str]:
     measured = [] if table["measured"] == shared else [f"Measured {when}." for when in table["measured"]]
     for text in (table.get("about", ""), *measured):
         lines += ["", text] if text else []
+    return [*lines, "", *grid(table)]
+
+
+def grid(table: dict[str, Any]) -> list[str]:
+    """Returns the lines of the columns and rows of a table."""
     rules = ("--:" if side == "r" else "---" for side in table["align"])
-    lines += ["", f"| {' | '.join(table['columns'])} |", f"|{'|'.join(rules)}|"]
+    lines = [f"| {' | '.join(table['columns'])} |", f"|{'|'.join(rules)}|"]
     return lines + [f"| {' | '.join(row)} |" for row in table["rows"]]
 
 
@@ -61,21 +70,36 @@ def section(name: str) -> list[str]:
     return lines
 
 
+def filled(page: str) -> str:
+    """Returns the text of a page with the present figures in its tables."""
+
+    def table(found: re.Match[str]) -> str:
+        begin, name, title, end = found.groups()
+        tables = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["tables"]
+        lines = grid(next(table for table in tables if table["title"] == title))
+        return "\n".join([begin, *lines, "", end])
+
+    return FIGURES.sub(table, page)
+
+
 def main() -> int:
-    """Writes RESULTS.md, or checks it."""
+    """Writes the pages, or checks them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only check that RESULTS.md is up to date")
     check = parser.parse_args().check
     path = HERE / "RESULTS.md"
     if unlisted := {file.stem for file in RESULTS.glob("*.json")} - set(SECTIONS):
         raise SystemExit(f"SECTIONS lacks {', '.join(sorted(unlisted))}")
-    text = HEAD + "\n".join([line for name in SECTIONS for line in section(name)]) + "\n"
-    if not check:
-        path.write_text(text, "utf-8")
-    elif path.read_text("utf-8") != text:
-        print("benches/RESULTS.md is out of date: run benches/write_results.py", file=sys.stderr)
-        return 1
-    return 0
+    texts = {path: HEAD + "\n".join([line for name in SECTIONS for line in section(name)]) + "\n"}
+    texts |= {page: filled(page.read_text("utf-8")) for page in (HERE.parent / "docs").glob("*.md")}
+    stale = [path for path, text in texts.items() if path.read_text("utf-8") != text]
+    for path in stale:
+        if check:
+            name = path.relative_to(HERE.parent)
+            print(f"{name} is out of date: run benches/write_results.py", file=sys.stderr)
+        else:
+            path.write_text(texts[path], "utf-8")
+    return 1 if check and stale else 0
 
 
 if __name__ == "__main__":

@@ -169,6 +169,6 @@ def rate(turns: Turns, name: str) -> float:
     return 1 / turns.median(name)
 
 
-def can(turns: Turns, name: str) -> bool:
+def can(turns: Turns, name: Any) -> bool:
     """Returns whether a side has been measured."""
     return name not in turns.errors and bool(turns.turns.get(name))

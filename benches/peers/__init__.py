@@ -2,9 +2,10 @@
 
 There is one file for each family: `ours` (fastpipe), `records` (fastavro), `frames` (polars, polars-avro, jetliner,
 DuckDB, arrow-avro), `tensors` (AvroTensorDataset and AvroRecordDataset of tensorflow-io), `parquet` (readers of Parquet
-files) and `sql` (readers of databases). `worker` runs in the reader's process, `process` controls it from the driver,
-and `environments` creates the environments. This module only lists the readers and imports none of their libraries,
-because both the drivers and the workers of all environments import it.
+files), `sql` (readers of databases), `training` (a model that is trained through `tf.data`), `small` (tensorflow-io's
+small benchmarks) and `files` (files that aren't in the page cache). `worker` runs in the reader's process, `process`
+controls it from the driver, and `environments` creates the environments. This module only lists the readers and imports
+none of their libraries, because both the drivers and the workers of all environments import it.
 """
 
 from __future__ import annotations
@@ -82,6 +83,19 @@ _READERS = {
     "ray-data": Reader("parquet:RayWorker", "ray-data", NUMPY, "ray-data", True, only=NEVER),
     "fastpipe-sql": Reader("sql:FastpipeWorker", None, NUMPY, "fastpipe", only=NEVER),
     "connectorx": Reader("sql:ConnectorxWorker", "sql", "an Arrow table", "connectorx", only=NEVER),
+    "plain": Reader("files:PlainWorker", None, "nothing", "plain reads", True, only=NEVER),
+    "plain-parallel": Reader("files:PlainParallelWorker", None, "nothing", "plain reads", True, only=NEVER),
+    "fastpipe-first": Reader("files:FastpipeFirstWorker", None, NUMPY, "fastpipe", True, only=NEVER),
+    "fastpipe-later": Reader("files:FastpipeLaterWorker", None, NUMPY, "fastpipe", True, only=NEVER),
+    "train-held": Reader("training:HeldTrainingWorker", "tensorflow-io", "training", "none", only=NEVER),
+    "train-avro-record": Reader(
+        "training:AvroRecordTrainingWorker", "tensorflow-io", "training", "AvroRecordDataset", only=NEVER
+    ),
+    "train-atds": Reader("training:AtdsTrainingWorker", "tensorflow-io", "training", ATDS, only=NEVER),
+    "train-fastpipe": Reader("training:FastpipeTrainingWorker", "tensorflow-io", "training", "fastpipe.tf", only=NEVER),
+    "atds-small": Reader("small:SmallWorker", "tensorflow-io", TENSORS, ATDS, only=NEVER),
+    "fastpipe-small": Reader("small:FastpipeSameSmallWorker", "tensorflow-io", TENSORS, "fastpipe.tf", only=NEVER),
+    "fastpipe-small-newest": Reader("small:FastpipeSmallWorker", None, TENSORS, "fastpipe.tf", only=NEVER),
     "ray-sql": Reader("sql:RayWorker", "sql", NUMPY, "ray-data", only=NEVER),
     "pandas-sql": Reader("sql:PandasWorker", "sql", "frames", "pandas", only=NEVER),
 }

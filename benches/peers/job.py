@@ -20,7 +20,11 @@ class Job:
         dataset: The generated dataset, a key of `generate.DATASETS`.
         batch: Number of rows per batch.
         shuffle: Number of rows in the shuffle buffer; 0 reads in file order.
-        threads: Maximum number of decoding threads.
+        threads: Maximum number of decoding threads. 0 leaves the number to the reader (`"auto"`, `AUTOTUNE`).
+        cold: Whether each pass begins without the file in the page cache.
+        read_ahead: What is read ahead: fastpipe's `prefetch` in batches, `reader_buffer_size` of AvroTensorDataset in
+            bytes, the size of a single read of the plain reader in bytes. 0 for the default.
+        width: Width of the hidden layers of the model that is trained, for the readers in `training`.
     """
 
     path: str
@@ -28,6 +32,9 @@ class Job:
     batch: int = 1024
     shuffle: int = 0
     threads: int = 1
+    cold: bool = False
+    read_ahead: int = 0
+    width: int = 0
 
     @property
     def columns(self) -> list[generate.Column]:

@@ -17,7 +17,12 @@ class FastpipeWorker(BatchWorker):
     modules = ("fastpipe",)
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        order: dict[str, Any] = {"shuffle": True, "shuffle_buffer": job.shuffle, "seed": 1} if job.shuffle else {}
-        with open_reader(job.path, job.dataset, batch_size=job.batch, num_threads=job.threads, **order) as reader:
+        with self.open(job) as reader:
             for values in reader:
                 yield len(next(iter(values.values()))), values
+
+    def open(self, job: Job) -> Any:
+        """Returns the reader of a job."""
+        options: dict[str, Any] = {"shuffle": True, "shuffle_buffer": job.shuffle, "seed": 1} if job.shuffle else {}
+        options |= {"prefetch": job.read_ahead} if job.read_ahead else {}
+        return open_reader(job.path, job.dataset, batch_size=job.batch, num_threads=job.threads or "auto", **options)

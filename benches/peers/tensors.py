@@ -100,12 +100,14 @@ class AtdsWorker(TensorWorker):
                 features[column.name] = kinds.SparseFeature([generate.SPARSE_SIZE], dtype)
             else:
                 features[column.name] = kinds.DenseFeature([column.size] if column.kind == "dense" else [], dtype)
+        ahead = {"reader_buffer_size": job.read_ahead} if job.read_ahead else {}
         return made.ATDSDataset(
             job.path,
             batch_size=job.batch,
             features=features,
             shuffle_buffer_size=job.shuffle,
-            num_parallel_calls=job.threads,
+            num_parallel_calls=job.threads or self._tf.data.AUTOTUNE,
+            **ahead,
         )
 
     def column(self, column: generate.Column, batch: dict[str, Any]) -> Any:
@@ -221,7 +223,8 @@ class AvroRecordWorker(TensorWorker):
             num_epochs=1,
             shuffle=job.shuffle > 0,
             shuffle_buffer_size=job.shuffle or None,
-            num_parallel_reads=None if job.threads == 1 else job.threads,
+            # It has no automatic number.
+            num_parallel_reads=None if job.threads == 1 else job.threads or len(os.sched_getaffinity(0)),
         )
 
     def column(self, column: generate.Column, batch: dict[str, Any]) -> Any:
