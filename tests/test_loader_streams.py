@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import plain_driver
 from apart import apart, children, wait_until
 from fastpipe.errors import OutOfMemoryError, StateError, UnsupportedError, WorkerError
 from fastpipe.torch import DataLoader, worker_info
@@ -443,3 +444,36 @@ def test_workers_close_their_iterators(tmp_path: Path) -> None:
     assert len(list(itertools.islice(batches, 2))) == 2
     del batches
     assert sorted(each.name for each in tmp_path.iterdir()) == ["closed0", "closed1"]
+
+
+# Page-locked memory
+
+
+@apart
+def test_batches_are_pinned_in_place() -> None:
+    pins = plain_driver.install()
+    expected = [batch["torch"].clone() for batch in DataLoader(OfSteps(9, 4), 2, **FORKED)]
+    assert len(expected) == 7
+    loader = DataLoader(OfSteps(9, 4), 2, pin_memory=True, persistent_workers=True, collate_fn=wide, **FORKED)
+    for _ in range(2):
+        found = [(batch.is_pinned(), batch.shape[0]) for batch in loader]
+        assert found == [(True, 2)] * 5 + [(True, 2), (True, 1)]
+    assert pins.copies == 0
+    del loader
+    gc.collect()
+    assert pins.driver.is_clean()
+
+
+def wide(items: Any) -> Any:
+    """A batch that isn't small."""
+    return torch.ones(len(items), 1000)
+
+
+@apart
+def test_batches_are_pinned_by_a_thread() -> None:
+    pins = plain_driver.install()
+    pins.driver.limit = 0
+    loader = DataLoader(Plain(9, 4), 2, pin_memory=True, collate_fn=wide, **FORKED)
+    for _ in range(2):
+        assert [(batch.is_pinned(), batch.shape[0]) for batch in loader][-2:] == [(True, 2), (True, 1)]
+    assert pins.copies > 0
