@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import random
@@ -167,3 +168,19 @@ class Fails(IterableDataset[int]):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+
+
+KINDS = {"plain": Plain, "stateful": Stateful, "iterator": OfSteps, "itself": Itself}
+
+
+def with_noise(items: Any) -> Any:
+    """A `collate_fn` that draws."""
+    return {"noise": torch.rand(2), "items": items, "worker": worker()}
+
+
+def resumed(make: Any, state: Any) -> Any:
+    """Returns a loader of `make` that resumes from a state, which was stored as JSON."""
+    loader = make()
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    assert loader.state_dict() == json.loads(json.dumps(state))
+    return loader

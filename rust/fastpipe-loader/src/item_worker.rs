@@ -144,7 +144,8 @@ impl ControlBlock {
         self.joining() != Joining::InPlace || self.header().whole.load(Ordering::Relaxed) != 0 || self.take_turns()
     }
 
-    /// Wakes enough waiting item workers to claim `rows` rows. `owned` says whether only one item worker may claim them.
+    /// Wakes enough waiting item workers to claim `rows` rows. `owned` says whether only one item worker may claim
+    /// them.
     ///
     /// One item worker produces a whole batch of small items, and waking fifteen others would cost more than the batch.
     /// An item worker that leaves rows unclaimed wakes the next one, because items may be slower by then.
