@@ -403,9 +403,9 @@ def test_mutated_records_are_read_or_raise_typed_errors(shuffle: Any) -> None:
 
 @settings(max_examples=30)
 @given(
-    st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 12), max_size=40), max_size=8),
-    st.lists(st.lists(st.floats(width=32), max_size=40), max_size=8),
-    st.lists(st.lists(st.sampled_from(["a", "b", "c", ""]), max_size=70), max_size=8),
+    st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 12), min_size=1, max_size=40), max_size=8),
+    st.lists(st.lists(st.floats(width=32), min_size=1, max_size=40), max_size=8),
+    st.lists(st.lists(st.sampled_from(["a", "b", "c", ""]), min_size=1, max_size=70), max_size=8),
     st.booleans(),
 )
 def test_buckets_and_dropped_keys(

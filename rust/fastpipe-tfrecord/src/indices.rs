@@ -8,8 +8,8 @@ use crate::trouble::{Trouble, quoted};
 
 type Result<T> = std::result::Result<T, Trouble>;
 
-/// Writes the indices of the first `n` values: of keys, or of the buckets of numbers. Returns the number of indices: keys
-/// without an index may be left out.
+/// Writes the indices of the first `n` values: of keys, or of the buckets of numbers. Returns the number of indices:
+/// keys without an index may be left out.
 #[inline]
 pub(crate) fn write(
     lookup: &Lookup,
