@@ -159,7 +159,14 @@ def test_measures_match_the_locations_of_rows(
     assert math.isnan(report.bytes_per_row) == (files is None)
     assert f"{report.unit_name}s in a batch" in str(report)
     assert ("files in a batch" in str(report)) == (files is not None)
-    names = {"avro": "block", "bags": "block", "part of avro": "block", "csv": "chunk", "interactions": "shard"}
+    names = {
+        "avro": "block",
+        "bags": "block",
+        "part of avro": "block",
+        "csv": "chunk",
+        "tfrecord": "chunk",
+        "interactions": "shard",
+    }
     assert report.unit_name == names.get(source, "unit")
 
 
