@@ -82,9 +82,9 @@ pub(crate) struct Binding {
     origin: Option<ArrayData>,
     /// The indices of a sparse column, one binding per dimension. The other fields describe its values.
     pub(crate) indices: Vec<Binding>,
-    /// The number of keys before each innermost list, and of all keys, before some were left out. `None` if all keys
-    /// are still there.
-    keys: Option<Vec<KeyCount>>,
+    /// The number of keys of each innermost list, and how many of them were left out. `None` if all keys are still
+    /// there.
+    keys: Option<Vec<(u32, u32)>>,
     /// Memory used for rewritten values, in bytes.
     pub(crate) bytes: usize,
 }
@@ -272,6 +272,7 @@ impl Binding {
     fn without_unknown(mut self, items: usize, dtype: DType) -> Result<Binding, Error> {
         const WHAT: &str = "the indices of a vocabulary";
         let lost = || Error::new(ErrorKind::Internal, "a list has fewer items than declared");
+        let too_long = || Error::new(ErrorKind::Limit, "a list has 2^32 keys or more");
         let Some(level) = self.levels.pop() else {
             return Ok(self);
         };
@@ -279,9 +280,7 @@ impl Binding {
         let mut offsets: Vec<i64> = try_with_capacity(level.lists.len(items) + 1, WHAT)?;
         let mut values: Vec<u8> = try_with_capacity(items.saturating_mul(size), WHAT)?;
         let mut valid: Vec<bool> = try_with_capacity(items, WHAT)?;
-        let mut keys: Vec<KeyCount> = try_with_capacity(level.lists.len(items) + 1, WHAT)?;
-        let mut count = KeyCount::default();
-        keys.push(count);
+        let mut keys: Vec<(u32, u32)> = try_with_capacity(level.lists.len(items), WHAT)?;
         offsets.push(0);
         for i in 0..level.lists.len(items) {
             let (start, len) = level.lists.range(i);
@@ -294,11 +293,12 @@ impl Binding {
             // Views may overlap, so there may be more items than values.
             try_reserve(&mut values, len.saturating_mul(size), WHAT)?;
             try_reserve(&mut valid, len, WHAT)?;
+            let (mut read, mut dropped) = (0u32, 0u32);
             for item in start..start + len {
                 let is_null = self.nulls.as_ref().is_some_and(|nulls| nulls.is_null(item));
-                count.read += u64::from(!is_null);
+                read = read.checked_add(u32::from(!is_null)).ok_or_else(too_long)?;
                 if !is_null && !self.fits(item) {
-                    count.dropped += 1;
+                    dropped += 1;
                     continue;
                 }
                 let mut element = [0; 8];
@@ -310,7 +310,7 @@ impl Binding {
                 valid.push(!is_null);
             }
             offsets.push(valid.len() as i64);
-            keys.push(count);
+            keys.push((read, dropped));
         }
         let lists = Lists::Long(OffsetBuffer::new(offsets.into()));
         let nulls = level.nulls;
@@ -342,7 +342,7 @@ impl Binding {
     pub(crate) fn keys_of(&self, rows: Range<usize>) -> KeyCount {
         if let [level] = &self.levels[..] {
             if let Some(keys) = &self.keys {
-                return between(keys, rows);
+                return sum(keys, rows);
             }
             let read = match &level.lists {
                 _ if level.nulls.is_some() || self.nulls.is_some() => None,
@@ -355,6 +355,18 @@ impl Binding {
             }
         }
         rows.map(|i| self.keys_at(0, i)).sum()
+    }
+
+    /// Returns the keys of row `i`. Rows are random, so the loads of several rows should overlap: this is inlined.
+    #[inline(always)]
+    pub(crate) fn keys_of_row(&self, i: usize) -> KeyCount {
+        match (&self.keys, &self.levels[..]) {
+            (Some(keys), [_]) if i < keys.len() => KeyCount {
+                read: keys[i].0.into(),
+                dropped: keys[i].1.into(),
+            },
+            _ => self.keys_of(i..i + 1),
+        }
     }
 
     /// Counts the keys of item `i` at a level.
@@ -372,7 +384,7 @@ impl Binding {
         }
         let innermost = level + 1 == self.levels.len();
         if let (true, Some(keys)) = (innermost, &self.keys) {
-            return between(keys, i..i + 1);
+            return sum(keys, i..i + 1);
         }
         let (start, len) = at.lists.range(i);
         match &self.nulls {
@@ -428,13 +440,15 @@ impl Binding {
     }
 }
 
-/// Returns the keys of these lists, given the number of keys before each list.
+/// Returns the keys of these lists, given the keys of each list.
 #[inline]
-fn between(keys: &[KeyCount], lists: Range<usize>) -> KeyCount {
-    match (keys.get(lists.start), keys.get(lists.end)) {
-        (Some(before), Some(all)) => all.since(*before),
-        _ => KeyCount::default(),
+fn sum(keys: &[(u32, u32)], lists: Range<usize>) -> KeyCount {
+    let (mut read, mut dropped) = (0, 0);
+    for list in keys.get(lists).unwrap_or_default() {
+        read += u64::from(list.0);
+        dropped += u64::from(list.1);
     }
+    KeyCount { read, dropped }
 }
 
 /// Returns the lists of an array and their items.

@@ -97,7 +97,7 @@ impl Gather<'_> {
         }
         if self.stretches.is_empty() {
             for row in self.rows {
-                keys += self.chunk(*row)?.keys_of(row.row..row.row + 1);
+                keys += self.chunk(*row)?.keys_of_row(row.row);
             }
         }
         Ok(columnar.count_keys(self.column.first_part as usize, keys)?)
