@@ -44,7 +44,7 @@ def split_dataset(data: Dataset, ordering: Ordering, num_partitions: int) -> lis
     """Divides a dataset into partitions. See `Reader.partition`."""
     _check(ordering)
     count = within("num_partitions", num_partitions, 1, _MOST)
-    found = data.unsliced().handle.stretches(count)
+    found = data.unsliced().handle.partitions(count)
     digest = _digest(data)
     return [Partition(number, len(found), *range_, digest) for number, range_ in enumerate(found)]
 
@@ -93,7 +93,7 @@ class _Part(BaseDataset):
     def __init__(self, whole: Dataset, part: Partition) -> None:
         self._whole, self._part = whole, part
         self._start, stop = _range(whole, part)
-        self.handle = whole.handle.stretch(self._start, stop)
+        self.handle = whole.handle.partition(self._start, stop)
         self.features, self.files, self.words = whole.features, whole.files, whole.words
         self.categories = whole.categories
         self.interpretation, self.column_times = whole.interpretation, whole.column_times

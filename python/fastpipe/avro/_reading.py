@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeAlias, Unpack
 
-import numpy as np
-import numpy.typing as npt
-
 from fastpipe._fastpipe import AvroDataset
+from fastpipe._files._file_data import FileData
 from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
 from fastpipe._locations import AvroLocation
-from fastpipe._reader.dataset import BaseDataset, SourceWording
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
-from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.state import VERSION
 from fastpipe.avro._schemas import AS_WRITTEN, ReaderSchema, Resolution, Unsupported, tell_later, tell_left_out
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
@@ -42,7 +37,7 @@ _WORDS = SourceWording(
 _Folders: TypeAlias = "list[tuple[str, list[int | str | None]]]"
 
 
-class AvroData(BaseDataset):
+class AvroData(FileData):
     """Avro files that are open for a set of features: the `Data` of `read_avro`.
 
     Args:
@@ -57,6 +52,7 @@ class AvroData(BaseDataset):
         hive: Whether folders such as `year=2026` are read as columns.
     """
 
+    handle: AvroDataset
     words = _WORDS
 
     def __init__(
@@ -117,15 +113,12 @@ class AvroData(BaseDataset):
         resolution: Resolution,
         folders: _Folders,
     ) -> None:
-        self._given = list(files)
-        self.files = list(map(str, files))
         self.handle = handle
-        self._index_cache = index_cache
+        self._set_files(files, index_cache)
         self._resolution = resolution
         # Only the partition columns that the features read.
         read = set(handle.folders())
         self._partitions = [(name, values) for name, values in folders if name in read]
-        self._fingerprints: dict[int, dict[str, Any]] = {}
 
     @property
     def categories(self) -> dict[str, list[str]]:
@@ -150,45 +143,15 @@ class AvroData(BaseDataset):
         """
         return self.handle.later_columns()
 
-    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """Returns the counts of files, rows and bytes, and a digest of the files.
-
-        The digest covers each file's name without folders, its size and its sync marker. After version 1 it also covers
-        the offsets and row counts of the file's blocks. `partitions` holds a digest of the values of each partition
-        column that is read.
-        """
-        if version not in self._fingerprints:
-            self._fingerprints[version] = self._fingerprint(version)
-        return self._fingerprints[version]
-
     def _fingerprint(self, version: int) -> dict[str, Any]:
-        parts = []
-        files = self.handle.files()
-        for path, size, marker in files:
-            name = os.path.basename(path).encode(errors="surrogateescape")
-            parts.append(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
-        if version > 1:
-            parts.append(self.handle.layout())
-        told: dict[str, Any] = {
-            "files": len(files),
-            "rows": self.handle.num_rows,
-            "bytes": sum(size for _, size, _ in files),
-            "digest": digest(*parts),
-        }
-        return told | ({"partitions": digests(self._partitions)} if self._partitions else {})
+        # A digest of the values of each partition column that is read.
+        partitions = {"partitions": digests(self._partitions)} if self._partitions else {}
+        return super()._fingerprint(version) | partitions
 
     def subset(self, numbers: Iterable[int]) -> AvroData:
         """Returns a dataset with the same features and only some of the files."""
         files = [self._given[number] for number in numbers]
         return _reopened(files, self._asked, self._index_cache, self._resolution, bool(self._partitions))
-
-    def file_sizes(self) -> list[int]:
-        """Returns the size of each file in bytes."""
-        return [size for _, size, _ in self.handle.files()]
-
-    def unit_files(self) -> npt.NDArray[np.int64]:
-        """Returns the index of each block's file."""
-        return np.repeat(np.arange(len(self.files)), self.handle.blocks())
 
     def place(self, unit: int, record: int) -> AvroLocation:
         """Returns the file, the block and the index of a record."""
@@ -207,9 +170,6 @@ class AvroData(BaseDataset):
             self._resolution,
             bool(self._partitions),
         )
-
-    def __str__(self) -> str:
-        return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
 
 
 def _folders(files: Sequence[str | Contents], hive: bool, wanted: list[str] | None) -> _Folders:

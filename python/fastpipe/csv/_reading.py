@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, Self, TypeAlias, TypedDict, Unpack
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
 from fastpipe._arguments import names, shown
 from fastpipe._boundary import LoweredDialect
 from fastpipe._fastpipe import CsvDataset
+from fastpipe._files._file_data import ChunkedData
 from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._locations import CsvLocation
 from fastpipe._omissions import is_large, report, share
-from fastpipe._reader.dataset import BaseDataset, SourceWording
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
-from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.state import VERSION
 from fastpipe.errors import RowsLeftOutWarning
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
@@ -174,7 +169,7 @@ _WORDS = SourceWording(
 )
 
 
-class CsvData(BaseDataset):
+class CsvData(ChunkedData):
     """CSV files that are open for a set of features: the `Data` of `read_csv`.
 
     Args:
@@ -185,8 +180,8 @@ class CsvData(BaseDataset):
         index_cache: The directory of row indexes, True for the user's cache directory, or None for no cache.
     """
 
+    handle: CsvDataset
     words = _WORDS
-    column_times = None
 
     def __init__(
         self,
@@ -199,12 +194,9 @@ class CsvData(BaseDataset):
         chosen = None if columns is None else list(columns)
         wanted = chosen if features is None else features._lower()
         self.handle = CsvDataset(lowered(files, index_cache), dialect.lowered(), wanted)
-        self._given, self._dialect, self._index_cache = list(files), dialect, index_cache
-        self.files = list(map(str, files))
-        self._asked = _inferred(self.handle) if features is None else features
-        self.features = vocabularies.in_form(self._asked, self.handle.features)
-        self.categories: dict[str, list[str]] = {}
-        self._fingerprint: dict[str, Any] | None = None
+        self._dialect = dialect
+        self._set_files(files, index_cache)
+        self._set_features(_inferred(self.handle) if features is None else features)
 
     @classmethod
     def of_rows(cls, handle: CsvDataset, dialect: Dialect, features: Features | None) -> CsvData:
@@ -217,22 +209,12 @@ class CsvData(BaseDataset):
         """
         data = cls.__new__(cls)
         data.handle = handle if features is not None else handle.inferred()
-        data._given, data._dialect, data._index_cache = [], dialect, None
+        data._dialect = dialect
+        data._set_files([], None)
         data.files = [path for path, _, _ in handle.files()]
-        data.categories, data._fingerprint = {}, None
         if features is not None:
             return data.with_features(features)
         data._asked = data.features = _inferred(data.handle)
-        return data
-
-    def with_features(self, features: Features) -> Self:
-        """Returns a dataset that reads other features of the same files, without opening them again."""
-        data = type(self).__new__(type(self))
-        # copy.copy would use __reduce__ and open the files again.
-        data.__dict__.update(self.__dict__)
-        data.handle = self.handle.with_features(features._lower())
-        data._asked = features
-        data.features = vocabularies.in_form(features, data.handle.features)
         return data
 
     def report_skipped(self) -> None:
@@ -249,42 +231,10 @@ class CsvData(BaseDataset):
         """The lookups of features, and the dialect."""
         return {"lookups": vocabularies.described(self._asked), "dialect": asdict(self._dialect)}
 
-    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """Returns the counts of files, rows and bytes, and a digest of the files.
-
-        The digest covers each file's name without folders, its size, the first and last 64 KiB as stored, and the
-        offsets of its rows.
-        """
-        if self._fingerprint is None:
-            parts = []
-            files = self.handle.files()
-            for path, size, ends in files:
-                name = os.path.basename(path).encode(errors="surrogateescape")
-                parts.append(
-                    len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + ends.to_bytes(8, "little")
-                )
-            parts.append(self.handle.layout())
-            self._fingerprint = {
-                "files": len(files),
-                "rows": self.handle.num_rows,
-                "bytes": sum(size for _, size, _ in files),
-                "digest": digest(*parts),
-            }
-        return self._fingerprint
-
     def subset(self, numbers: Iterable[int]) -> CsvData:
         """Returns a dataset with the same features and only some of the files."""
         files = [self._given[number] for number in numbers]
         return CsvData(files, self._dialect, self._asked, None, self._index_cache)
-
-    def file_sizes(self) -> list[int]:
-        """Returns the size of each file in bytes."""
-        return [size for _, size, _ in self.handle.files()]
-
-    def unit_files(self) -> npt.NDArray[np.int64]:
-        """Returns the index of each chunk's file, not counting files without chunks."""
-        firsts = [self.handle.place_of(unit, 0)[1] == 0 for unit in range(len(self.handle.unit_rows()))]
-        return np.cumsum(firsts, dtype=np.int64) - 1
 
     def place(self, unit: int, record: int) -> CsvLocation:
         """Returns the file and the index of a row."""
@@ -293,9 +243,6 @@ class CsvData(BaseDataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CsvData, (self._given, self._dialect, self._asked, None, self._index_cache)
-
-    def __str__(self) -> str:
-        return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
 
 
 def report_ragged(skipped: int, kept: int) -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, Unpack
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Unpack
 
 from fastpipe._fastpipe import TfRecordDataset
+from fastpipe._files._file_data import ChunkedData
 from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._locations import TFRecordLocation
-from fastpipe._reader.dataset import BaseDataset, SourceWording
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
-from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.state import VERSION
 from fastpipe.specs import Features, RaggedSpec, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
 from fastpipe.specs._requests import FeatureRequest
@@ -37,7 +32,7 @@ _WORDS = SourceWording(
 )
 
 
-class TFRecordData(BaseDataset):
+class TFRecordData(ChunkedData):
     """TFRecord files that are open for a set of features: the `Data` of `read_tfrecord`.
 
     Args:
@@ -48,8 +43,8 @@ class TFRecordData(BaseDataset):
         lists: The names of the lookups that read any number of keys per record; None to find them in the data.
     """
 
+    handle: TfRecordDataset
     words = _WORDS
-    column_times = None
 
     def __init__(
         self,
@@ -62,22 +57,8 @@ class TFRecordData(BaseDataset):
         chosen = None if columns is None else list(columns)
         wanted = chosen if features is None else features._lower()
         self.handle = TfRecordDataset(lowered(files, index_cache), wanted, lists)
-        self._given, self._index_cache = list(files), index_cache
-        self.files = list(map(str, files))
-        self.categories: dict[str, list[str]] = {}
-        self._fingerprint: dict[str, Any] | None = None
-        self._asked = inferred(self.handle.features()) if features is None else features
-        self.features = vocabularies.in_form(self._asked, self.handle.features)
-
-    def with_features(self, features: Features) -> Self:
-        """Returns a dataset that reads other features of the same files, without opening them again."""
-        data = type(self).__new__(type(self))
-        # copy.copy would use __reduce__ and open the files again.
-        data.__dict__.update(self.__dict__)
-        data.handle = self.handle.with_features(features._lower())
-        data._asked = features
-        data.features = vocabularies.in_form(features, data.handle.features)
-        return data
+        self._set_files(files, index_cache)
+        self._set_features(inferred(self.handle.features()) if features is None else features)
 
     @property
     def interpretation(self) -> dict[str, Any]:
@@ -90,39 +71,10 @@ class TFRecordData(BaseDataset):
         lookups = [name for name, spec in self._asked.items() if isinstance(spec, vocabularies.LookupSpec)]
         return [name for name in lookups if isinstance(self.features[name], RaggedSpec)]
 
-    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """Returns the counts of files, rows and bytes, and a digest of the files.
-
-        The digest covers each file's name without folders, its size, the first and last 64 KiB, and the offsets and row
-        counts of its chunks.
-        """
-        if self._fingerprint is None:
-            parts = []
-            files = self.handle.files()
-            for path, size, ends in files:
-                name = os.path.basename(path).encode(errors="surrogateescape")
-                parts.append(len(name).to_bytes(8, "little") + name)
-                parts.append(size.to_bytes(8, "little") + ends.to_bytes(8, "little"))
-            self._fingerprint = {
-                "files": len(files),
-                "rows": self.handle.num_rows,
-                "bytes": sum(size for _, size, _ in files),
-                "digest": digest(*parts, self.handle.layout()),
-            }
-        return self._fingerprint
-
     def subset(self, numbers: Iterable[int]) -> TFRecordData:
         """Returns a dataset with the same features and only some of the files."""
         files = [self._given[number] for number in numbers]
         return TFRecordData(files, self._asked, None, self._index_cache, self._lists)
-
-    def file_sizes(self) -> list[int]:
-        """Returns the size of each file in bytes."""
-        return [size for _, size, _ in self.handle.files()]
-
-    def unit_files(self) -> npt.NDArray[np.int64]:
-        """Returns the index of each chunk's file."""
-        return np.repeat(np.arange(len(self.files)), self.handle.chunks())
 
     def place(self, unit: int, record: int) -> TFRecordLocation:
         """Returns the file and the index of a record."""
@@ -131,9 +83,6 @@ class TFRecordData(BaseDataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TFRecordData, (self._given, self._asked, None, self._index_cache, self._lists)
-
-    def __str__(self) -> str:
-        return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
 
 
 @takes_options()

@@ -2,57 +2,17 @@
 
 use std::io::Write;
 
+use fastpipe_avro::Codec;
 use fastpipe_batch::{Error, ErrorKind, Result};
 
-/// A codec that can be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Codec {
-    /// No compression.
-    Null,
-    /// RFC 1951, without a header or checksum.
-    Deflate,
-    /// Snappy's raw format, followed by a CRC-32 of the uncompressed bytes.
-    Snappy,
-    /// Zstandard frames.
-    Zstandard,
-    /// bzip2 streams.
-    Bzip2,
-    /// xz streams.
-    Xz,
-}
-
-impl Codec {
-    /// All codecs.
-    pub const ALL: [Codec; 6] = [
-        Codec::Null,
-        Codec::Deflate,
-        Codec::Snappy,
-        Codec::Zstandard,
-        Codec::Bzip2,
-        Codec::Xz,
-    ];
-
-    /// Returns the codec's name in the file's metadata.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Codec::Null => "null",
-            Codec::Deflate => "deflate",
-            Codec::Snappy => "snappy",
-            Codec::Zstandard => "zstandard",
-            Codec::Bzip2 => "bzip2",
-            Codec::Xz => "xz",
-        }
-    }
-
-    /// Returns the lowest, the default and the highest level, or `None` if the codec has no levels.
-    const fn levels(self) -> Option<(i32, i32, i32)> {
-        match self {
-            Codec::Null | Codec::Snappy => None,
-            Codec::Deflate => Some((1, 6, 12)),
-            Codec::Zstandard => Some((-7, 3, 22)),
-            Codec::Bzip2 => Some((1, 9, 9)),
-            Codec::Xz => Some((0, 6, 9)),
-        }
+/// Returns the lowest, the default and the highest level, or `None` if the codec has no levels.
+const fn levels(codec: Codec) -> Option<(i32, i32, i32)> {
+    match codec {
+        Codec::Null | Codec::Snappy => None,
+        Codec::Deflate => Some((1, 6, 12)),
+        Codec::Zstandard => Some((-7, 3, 22)),
+        Codec::Bzip2 => Some((1, 9, 9)),
+        Codec::Xz => Some((0, 6, 9)),
     }
 }
 
@@ -71,7 +31,7 @@ impl Compression {
             let names: Vec<_> = Codec::ALL.map(Codec::name).into();
             return Err(format!("codec must be one of {}; got {name:?}", names.join(", ")));
         };
-        match (codec.levels(), level) {
+        match (levels(codec), level) {
             (None, None) => Ok(Compression { codec, level: 0 }),
             (None, Some(level)) => Err(format!("codec {name} has no levels: leave out level={level}")),
             (Some((_, usual, _)), None) => Ok(Compression { codec, level: usual }),

@@ -47,9 +47,10 @@ mod nested;
 mod schema;
 
 pub use blocks::{Blocks, Settings, Written};
-pub use codec::{Codec, Compression};
+pub use codec::Compression;
 pub use decode::Columns;
 pub use encoder::Encoder;
+pub use fastpipe_avro::Codec;
 pub use infer::infer;
 pub use nested::{nested, required};
 pub use schema::Schema;

@@ -18,7 +18,7 @@ mod output;
 
 use output::Output;
 
-/// A codec that can be read.
+/// A codec of container files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
     /// No compression.

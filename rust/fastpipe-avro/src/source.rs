@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use fastpipe_batch::{
-    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row, Sink,
-    Source, SourceFacts, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
+    Buffer, BufferPool, Chunk, Chunks, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row,
+    Sink, Source, SourceFacts, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect,
     try_with_capacity,
 };
 
@@ -22,15 +22,6 @@ use crate::plan::{Emit, Plan, Plans, laid_out};
 use crate::schema::Schema;
 use crate::unit::AvroBlock;
 
-/// An entry of the block index, which takes 16 bytes.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    offset: u64,
-    /// Bytes of the block's header, data and sync marker.
-    len: u32,
-    rows: u32,
-}
-
 struct File {
     path: Arc<str>,
     codec: Codec,
@@ -39,7 +30,6 @@ struct File {
     plan: Arc<Plan>,
     /// Index of the source's class: files of a class have the same codec and schema.
     class: u32,
-    first_unit: u64,
     /// Whether the file has no records. Its schema is then ignored.
     is_empty: bool,
     /// Values of the file's partition columns.
@@ -55,7 +45,7 @@ pub struct AvroSource {
     files: Vec<File>,
     /// The reader's schema that the schemas of all files resolve to, if there is one.
     reader: Option<Arc<Schema>>,
-    blocks: Arc<Vec<Entry>>,
+    blocks: Arc<Chunks>,
     folders: Arc<FolderColumns>,
     /// Index of the file that determines the layout of columns.
     decides: usize,
@@ -78,7 +68,7 @@ impl AvroSource {
     ) -> Result<AvroSource> {
         let decides = FileInfo::deciding(files);
         let mut plans = Plans::new(reader.as_deref(), files.get(decides).map(|(info, _)| &*info.schema));
-        let mut blocks_of_all = Vec::new();
+        let mut blocks_of_all = Chunks::default();
         let work = Work {
             open: "decompressing",
             place: "decoding",
@@ -124,28 +114,25 @@ impl AvroSource {
                 sync: info.header.sync,
                 schema: info.schema.clone(),
                 plan,
-                first_unit: blocks_of_all.len() as u64,
                 is_empty,
                 folders: constants.into(),
                 expansion: AtomicUsize::new(0),
             });
             info.check_all(blocks)?;
-            try_reserve(&mut blocks_of_all, blocks.len(), "the list of all blocks")
-                .map_err(|e| e.at_path(&info.path))?;
-            for (number, block) in blocks.iter().enumerate() {
-                info.check(number as u64, block)?;
-                let len = u32::try_from(block.len()).map_err(|_| {
+            for (number, block) in (0..).zip(blocks) {
+                info.check(number, block)?;
+                if block.len() > u32::MAX.into() {
                     let reason = format!("a block of {} bytes exceeds the limit of 2^32 - 1 bytes", block.len());
-                    Error::new(ErrorKind::Limit, reason)
-                        .at_block(number as u64, block.offset)
-                        .at_path(&info.path)
-                })?;
-                blocks_of_all.push(Entry {
-                    offset: block.offset,
-                    len,
-                    rows: block.rows,
-                });
+                    let error = Error::new(ErrorKind::Limit, reason);
+                    return Err(error.at_block(number, block.offset).at_path(&info.path));
+                }
             }
+            let chunk = |block: &Block| Chunk {
+                offset: block.offset,
+                len: block.len() as u32,
+                rows: block.rows,
+            };
+            blocks_of_all.add(&info.path, blocks.iter().map(chunk))?;
         }
         // Schemas have no distinguishing names, so the classes of different schemas are numbered.
         let name = |(i, (codec, _)): (usize, &(Codec, Arc<Plan>))| match plans.found.len() {
@@ -163,38 +150,20 @@ impl AvroSource {
 
     /// Returns the values of partition columns in the file of a unit.
     pub(crate) fn folder_constants(&self, unit: u64, columns: &[Column]) -> Result<Vec<Emit>> {
-        self.folders.constants(columns, self.file(unit).1)
+        self.folders.constants(columns, self.blocks.file(unit))
     }
 
-    /// Returns the source with the stamp that each file had before it was indexed. Readers of blocks use it to detect
-    /// changed files.
+    /// Returns the source with the stamp that each file had before it was indexed, which detects changed files, and
+    /// with the contents of files that are in memory.
     #[must_use]
-    pub fn with_stamps(mut self, stamps: Vec<FileStamp>) -> AvroSource {
-        self.facts.stamps = stamps;
+    pub fn with_storage(mut self, stamps: Vec<FileStamp>, contents: Vec<Option<Bytes>>) -> AvroSource {
+        (self.facts.stamps, self.facts.contents) = (stamps, contents);
         self
     }
 
-    /// Returns the source with the contents of files that are in memory.
-    #[must_use]
-    pub fn with_contents(mut self, contents: Vec<Option<Bytes>>) -> AvroSource {
-        self.facts.contents = contents;
-        self
-    }
-
-    /// Writes the layout of all blocks to `out`, for a digest. This is the number of blocks of each file, then the
-    /// offset, bytes and records of each block, all little-endian.
-    pub fn write_layout(&self, mut out: impl FnMut(&[u8])) {
-        let mut blocks = self.blocks.iter();
-        for count in self.units_by_file() {
-            out(&count.to_le_bytes());
-            for block in blocks.by_ref().take(count as usize) {
-                let mut bytes = [0; 16];
-                bytes[..8].copy_from_slice(&block.offset.to_le_bytes());
-                bytes[8..12].copy_from_slice(&block.len.to_le_bytes());
-                bytes[12..].copy_from_slice(&block.rows.to_le_bytes());
-                out(&bytes);
-            }
-        }
+    /// Returns the blocks of all files.
+    pub fn blocks(&self) -> &Chunks {
+        &self.blocks
     }
 
     /// Returns the columns that are read.
@@ -212,28 +181,13 @@ impl AvroSource {
         self.folders.names().filter(read).collect()
     }
 
-    /// Returns the number of blocks of each file.
-    pub fn units_by_file(&self) -> Vec<u64> {
-        let ends = self.files.iter().skip(1).map(|f| f.first_unit);
-        let ends = ends.chain([self.blocks.len() as u64]);
-        ends.zip(&self.files).map(|(end, file)| end - file.first_unit).collect()
-    }
-
-    /// Returns the path of a unit's file and the unit's index within the file.
-    pub fn place_of(&self, unit: u64) -> (&Arc<str>, u64) {
-        let (file, _, number) = self.file(unit);
-        (&file.path, number)
-    }
-
-    /// Returns the file of a unit, the file's index, and the unit's index within the file.
-    fn file(&self, unit: u64) -> (&File, usize, u64) {
-        let i = self.files.partition_point(|f| f.first_unit <= unit).saturating_sub(1);
-        (&self.files[i], i, unit - self.files[i].first_unit)
+    fn file(&self, unit: u64) -> &File {
+        &self.files[self.blocks.file(unit)]
     }
 
     /// Returns the columns of some features, and the plan that reads them from a unit's file.
     pub(crate) fn compile_for(&self, unit: u64, features: &[&Feature]) -> Result<(Vec<Column>, Arc<Plan>)> {
-        let (file, first) = (self.file(unit).0, &self.files[self.decides]);
+        let (file, first) = (self.file(unit), &self.files[self.decides]);
         let layout = self.reader.as_deref().unwrap_or(&first.schema);
         let columns = laid_out(layout, &first.path, features.iter().copied(), &self.folders)?;
         let mut plans = Plans::new(self.reader.as_deref(), Some(&first.schema));
@@ -248,8 +202,7 @@ impl AvroSource {
         bytes: Buffer,
         pool: &BufferPool,
     ) -> Result<AvroBlock> {
-        let (file, _, _) = self.file(unit);
-        let entry = self.blocks[unit as usize];
+        let (file, entry) = (self.file(unit), self.blocks.get(unit));
         let block = Block::parse(&bytes, entry.offset)?;
         if block.rows != entry.rows || block.len() != u64::from(entry.len) || bytes.len() != entry.len as usize {
             return Err(Error::new(
@@ -354,23 +307,16 @@ impl Source for AvroSource {
     }
 
     fn units(&self) -> u64 {
-        self.blocks.len() as u64
+        self.blocks.units()
     }
 
     fn describe(&self, unit: u64) -> UnitInfo {
-        let entry = self.blocks[unit as usize];
-        let (file, location, _) = self.file(unit);
-        let range = ByteRange {
-            location: location as u32,
-            offset: entry.offset,
-            len: u64::from(entry.len),
-        };
+        let info = self.blocks.describe(unit);
+        let file = &self.files[info.range.map_or(0, |range| range.location as usize)];
         UnitInfo {
-            rows: entry.rows,
-            range: Some(range),
             class: file.class,
             apart: file.codec != Codec::Null,
-            held: None,
+            ..info
         }
     }
 
@@ -403,10 +349,6 @@ impl Source for AvroSource {
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {
-        let (file, _, number) = self.file(unit);
-        error
-            .at_block(number, self.blocks[unit as usize].offset)
-            .at_path(&file.path)
-            .at_unit(unit)
+        self.blocks.locate(unit, error)
     }
 }

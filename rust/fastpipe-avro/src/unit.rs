@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use fastpipe_batch::{Buffer, BufferPool, Mark, Pick, Result, Sink, Starts, Unit};
+use fastpipe_batch::{Buffer, BufferPool, Mark, Pick, Result, Sink, Starts, Unit, fitting_starts};
 
 use crate::decode;
 use crate::plan::{Emit, Plan};
@@ -57,11 +57,7 @@ impl Unit for AvroBlock {
     }
 
     fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
-        let size = self.end - self.start;
-        let fits = |starts: &Starts| {
-            starts.len() == self.rows as usize + 1 && starts.last().is_some_and(|&end| end as usize == size)
-        };
-        self.starts = match known.filter(fits) {
+        self.starts = match fitting_starts(known, self.rows, self.end - self.start) {
             Some(known) => known,
             None => {
                 // Locating records must not use up the budget of zero-byte values.

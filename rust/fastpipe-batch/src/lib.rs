@@ -21,6 +21,7 @@ mod assemble;
 mod buckets;
 mod buffers;
 mod cells;
+mod chunks;
 mod columnar;
 mod did_you_mean;
 mod dtype;
@@ -34,6 +35,7 @@ mod lookup;
 mod partition;
 mod parts;
 mod paths;
+mod read_at;
 mod rows;
 mod sink;
 mod slab;
@@ -48,6 +50,7 @@ pub use assemble::{Assembled, BufferRange, assemble};
 pub use buckets::{Buckets, Edge, MOST_EDGES, NAN};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
+pub use chunks::{Chunk, Chunks, fewer_rows};
 pub use columnar::{ArenaRows, ColumnarRows};
 pub use did_you_mean::nearest;
 pub use dtype::{DType, Leaf, TimeUnit};
@@ -65,12 +68,13 @@ pub use lookup::{Indices, Lookup, Unknown};
 pub use partition::{UnitRange, partitions};
 pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};
 pub use paths::{path_text, shown_path, text_path};
+pub use read_at::{MemoryFile, ReadAt, digest_of_ends};
 pub use rows::{Filled, Rows};
 pub use sink::{Fragment, Sink};
 pub use slab::{Slab, SlabPool, borrowed};
 pub use source::{
-    Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, SourceFacts, Starts, Unit, UnitInfo,
-    Unpicked, Work, own_units,
+    Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, Row, Source, SourceFacts, Starts, Unit, UnitInfo,
+    Unpicked, Work, fitting_starts, own_units,
 };
 pub use sparse::{SparseForm, SparseLayout};
 pub use spec::{ColumnSpec, Form, NestedForm};

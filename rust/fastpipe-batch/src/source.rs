@@ -173,6 +173,12 @@ impl Mark {
 /// positions are counted.
 pub type Starts = Arc<Vec<u32>>;
 
+/// Returns known starts if they can be those of a unit with this many rows and bytes.
+pub fn fitting_starts(known: Option<Starts>, rows: u32, bytes: usize) -> Option<Starts> {
+    let end_fits = |starts: &Starts| starts.last().is_some_and(|&end| end as usize == bytes);
+    known.filter(|starts| starts.len() == rows as usize + 1 && end_fits(starts))
+}
+
 /// The properties of a source that never change.
 #[derive(Clone, Debug)]
 pub struct SourceFacts {
@@ -324,22 +330,4 @@ pub fn own_units<'u, U: Unit>(units: &[&'u dyn Unit]) -> Result<Vec<&'u U>, Erro
         own.push(unit);
     }
     Ok(own)
-}
-
-/// Random access to the bytes of one file.
-pub trait ReadAt: Send + Sync {
-    /// Returns the name of the file for errors.
-    fn location(&self) -> &str;
-
-    /// Returns the size in bytes.
-    fn size(&self) -> Result<u64, Error>;
-
-    /// Reads up to `out.len()` bytes from `offset`. Reads fewer only at the end of the file.
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error>;
-
-    /// Reads a few bytes like [`ReadAt::read_at`]. The caller won't read adjacent bytes soon, so caching the range is
-    /// unnecessary.
-    fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error> {
-        self.read_at(offset, out)
-    }
 }

@@ -275,11 +275,11 @@ impl<'f> Surroundings<'f> {
 
 #[cfg(test)]
 mod tests {
+    use fastpipe_batch::MemoryFile;
     use proptest::prelude::*;
 
     use super::*;
     use crate::dialect::Names;
-    use crate::header::tests::Memory;
 
     fn dialect(quoted: bool, commented: bool) -> Dialect {
         Dialect {
@@ -357,7 +357,7 @@ mod tests {
                 }
             }
             let dialect = dialect(true, true);
-            let memory = Memory(bytes);
+            let memory = MemoryFile(bytes);
             let header = Header::read(&memory, &dialect).unwrap();
             let expected = scanned(&memory.0, &dialect, &header);
             let mut around = Surroundings::new(&memory, &dialect, &header).unwrap();
@@ -413,7 +413,7 @@ mod tests {
             commented in any::<bool>(),
         ) {
             let dialect = Dialect { names: Names::Given(vec!["a".into(), "b".into()]), ..dialect(quoted, commented) };
-            let memory = Memory(bytes);
+            let memory = MemoryFile(bytes);
             // Files whose rows end with a carriage return only are rejected here.
             let Ok(header) = Header::read(&memory, &dialect) else { return Ok(()) };
             let expected = scanned(&memory.0, &dialect, &header);
@@ -426,12 +426,12 @@ mod tests {
         }
     }
 
-    fn of(bytes: Vec<u8>, columns: usize) -> (Memory, Dialect, Header) {
+    fn of(bytes: Vec<u8>, columns: usize) -> (MemoryFile<Vec<u8>>, Dialect, Header) {
         let dialect = Dialect {
             names: Names::Given((0..columns).map(|i| i.to_string()).collect()),
             ..Dialect::default()
         };
-        let memory = Memory(bytes);
+        let memory = MemoryFile(bytes);
         let header = Header::read(&memory, &dialect).unwrap();
         (memory, dialect, header)
     }

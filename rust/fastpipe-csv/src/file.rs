@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use fastpipe_batch::Chunk;
+
 use crate::dialect::Dialect;
 use crate::header::Header;
 use crate::plan::Layout;
 
 /// A chunk: consecutive whole rows of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct CsvChunk {
     /// Offset of the first byte.
     pub offset: u64,
     /// Length in bytes, including empty lines and comments.
@@ -19,6 +21,13 @@ pub struct Stretch {
     pub skipped: u32,
 }
 
+impl From<&CsvChunk> for Chunk {
+    fn from(chunk: &CsvChunk) -> Chunk {
+        let CsvChunk { offset, len, rows, .. } = *chunk;
+        Chunk { offset, len, rows }
+    }
+}
+
 /// A file whose rows were found.
 #[derive(Clone, Debug)]
 pub struct CsvFile {
@@ -27,7 +36,7 @@ pub struct CsvFile {
     /// The header of the file.
     pub header: Header,
     /// The chunks of its rows.
-    pub stretches: Vec<Stretch>,
+    pub chunks: Vec<CsvChunk>,
 }
 
 /// The settings for parsing fields.

@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
-use twox_hash::XxHash3_64;
+use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, digest_of_ends};
 
 use crate::dialect::{Dialect, Lines, Names};
 use crate::fields::{Ended, Fields, LoneReturn};
@@ -13,9 +12,9 @@ use crate::rows::Next;
 /// Maximum size of the first row in bytes.
 const MOST_HEADER_BYTES: u64 = 64 << 20;
 
-/// Number of bytes at either end of a file that identify it. They are compared with the bytes recorded in a cached
-/// index or a state.
-const END_BYTES: u64 = 64 << 10;
+/// Number of bytes that are read to recognize other formats. The first row is searched for in as many bytes, and then in
+/// more.
+const START_BYTES: u64 = 64 << 10;
 
 /// The byte order mark of UTF-8.
 const MARK: &[u8] = b"\xef\xbb\xbf";
@@ -155,7 +154,7 @@ impl Header {
 
     /// Reads the header, given a file with its size, and its text with the maximum size of the text.
     fn of(file: &dyn ReadAt, size: u64, text: (&dyn ReadAt, u64), dialect: &Dialect) -> Result<Header> {
-        let start = read(text.0, 0, END_BYTES.min(text.1))?;
+        let start = text.0.read_up_to(0, START_BYTES.min(text.1) as usize)?;
         if let Some(reason) = other(&start) {
             return Err(Error::new(ErrorKind::Unsupported, reason));
         }
@@ -163,8 +162,7 @@ impl Header {
             return Err(lone_return(found));
         }
         let start = if start.starts_with(MARK) { MARK.len() } else { 0 };
-        let ends = ends(file, size)?;
-        let digest = XxHash3_64::oneshot_with_seed(size, &ends);
+        let digest = digest_of_ends(file, size)?;
         let (names, first) = Self::names(text, dialect, start)?;
         Ok(Header {
             names,
@@ -172,12 +170,6 @@ impl Header {
             size,
             digest,
         })
-    }
-
-    /// Returns the digest that the file had when its size was `size`, provided that both ends of that part are
-    /// unchanged.
-    pub(crate) fn digest_of_front(file: &dyn ReadAt, size: u64) -> Result<u64> {
-        Ok(XxHash3_64::oneshot_with_seed(size, &ends(file, size)?))
     }
 
     /// Returns the names of the columns and the offset of the first row of data.
@@ -190,9 +182,10 @@ impl Header {
             fields: None,
             ..Lines::new(dialect, 0)
         };
-        let mut len = END_BYTES;
+        let mut len = START_BYTES;
         let (bytes, row) = loop {
-            let bytes = read(file, 0, len.min(most))?;
+            // This allocates more than a few megabytes only if the first row is that long.
+            let bytes = file.read_up_to(0, len.min(most) as usize)?;
             let found = bytes.len() as u64;
             let all = found < len || found == most;
             match lines.next(&bytes, start) {
@@ -254,44 +247,11 @@ pub(crate) fn lone_return(LoneReturn(at): LoneReturn) -> Error {
     malformed(reason).at_offset(at as u64)
 }
 
-/// Returns both ends of the first `size` bytes of a file.
-fn ends(file: &dyn ReadAt, size: u64) -> Result<Vec<u8>> {
-    let mut ends = read(file, 0, END_BYTES.min(size))?;
-    let tail = size.saturating_sub(END_BYTES).max(ends.len() as u64);
-    ends.extend(read(file, tail, size - tail)?);
-    Ok(ends)
-}
-
-fn read(file: &dyn ReadAt, offset: u64, len: u64) -> Result<Vec<u8>> {
-    // This allocates more than a few megabytes only if the first row is that long.
-    let mut bytes = fastpipe_batch::try_filled(0, len as usize, "the first row of a file")?;
-    let found = file.read_at(offset, &mut bytes)?;
-    bytes.truncate(found);
-    Ok(bytes)
-}
-
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
+    use fastpipe_batch::MemoryFile;
+
     use super::*;
-
-    pub(crate) struct Memory(pub(crate) Vec<u8>);
-
-    impl ReadAt for Memory {
-        fn location(&self) -> &str {
-            "memory"
-        }
-
-        fn size(&self) -> Result<u64> {
-            Ok(self.0.len() as u64)
-        }
-
-        fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-            let from = &self.0[(offset as usize).min(self.0.len())..];
-            let n = from.len().min(out.len());
-            out[..n].copy_from_slice(&from[..n]);
-            Ok(n)
-        }
-    }
 
     fn header(bytes: &[u8], names: Names) -> Result<Header> {
         let dialect = Dialect {
@@ -299,7 +259,7 @@ pub(crate) mod tests {
             comment: Some(b'#'),
             ..Dialect::default()
         };
-        Header::read(&Memory(bytes.to_vec()), &dialect)
+        Header::read(&MemoryFile(bytes), &dialect)
     }
 
     fn names(header: &Header) -> Vec<&str> {
@@ -388,13 +348,13 @@ pub(crate) mod tests {
 
     #[test]
     fn a_compressed_file_has_the_header_of_its_text() {
-        let (stored, text) = (Memory(vec![7; 50]), Memory(b"\xef\xbb\xbfa,b\n1,2\n".to_vec()));
+        let (stored, text) = (MemoryFile([7; 50]), MemoryFile(b"\xef\xbb\xbfa,b\n1,2\n"));
         let found = Header::read_compressed(&stored, &text, &Dialect::default()).unwrap();
         assert_eq!((names(&found), found.first, found.size), (vec!["a", "b"], 7, 50));
-        let text = Memory(format!("{},b\n", "x".repeat(500_000)).into_bytes());
+        let text = MemoryFile(format!("{},b\n", "x".repeat(500_000)));
         let other = Header::read_compressed(&stored, &text, &Dialect::default()).unwrap();
         assert_eq!((other.first, other.digest), (500_003, found.digest));
-        let utf16 = Memory(b"\xff\xfea\0".to_vec());
+        let utf16 = MemoryFile(b"\xff\xfea\0");
         assert!(Header::read_compressed(&stored, &utf16, &Dialect::default()).is_err());
     }
 }

@@ -5,10 +5,10 @@
 //!
 //! The decoder doesn't trust the bytes. It returns only chunks that could exist in a file of this size.
 
-use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
+use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, digest_of_ends};
 use serde::{Deserialize, Serialize};
 
-use crate::file::Stretch;
+use crate::file::CsvChunk;
 use crate::header::Header;
 use crate::joining::MOST_BYTES;
 use crate::nulls::FirstNulls;
@@ -23,21 +23,24 @@ struct Index {
     columns: u64,
     first: u64,
     /// Bytes, rows and skipped rows of each chunk.
-    stretches: Vec<(u32, u32, u32)>,
+    chunks: Vec<(u32, u32, u32)>,
     nulls: Option<FirstNulls>,
 }
 
 /// The result of scanning a file: its chunks, and its nulls if they were searched for.
-pub type Indexed = (Vec<Stretch>, Option<FirstNulls>);
+pub type Indexed = (Vec<CsvChunk>, Option<FirstNulls>);
 
 /// Encodes the result of scanning a file.
-pub fn encode_index(header: &Header, stretches: &[Stretch], nulls: Option<&FirstNulls>) -> Vec<u8> {
+pub fn encode_index(header: &Header, chunks: &[CsvChunk], nulls: Option<&FirstNulls>) -> Vec<u8> {
     let index = Index {
         version: VERSION,
         digest: header.digest,
         columns: header.names.len() as u64,
         first: header.first,
-        stretches: stretches.iter().map(|s| (s.len, s.rows, s.skipped)).collect(),
+        chunks: chunks
+            .iter()
+            .map(|chunk| (chunk.len, chunk.rows, chunk.skipped))
+            .collect(),
         nulls: nulls.cloned(),
     };
     postcard::to_allocvec(&index).expect("writing to memory never fails")
@@ -52,11 +55,11 @@ pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<I
     if (index.digest, index.columns, index.first) != (header.digest, header.names.len() as u64, header.first) {
         return Ok(None);
     }
-    let (stretches, end) = index.stretches()?;
-    if end != size && !stretches.is_empty() {
+    let (chunks, end) = index.chunks()?;
+    if end != size && !chunks.is_empty() {
         return Err(malformed("its chunks don't cover the file"));
     }
-    Ok(Some((stretches, index.nulls)))
+    Ok(Some((chunks, index.nulls)))
 }
 
 /// Decodes the index of a file that has grown since. Returns the chunks that are still valid, and the nulls in them.
@@ -68,19 +71,19 @@ pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<I
 /// of reading the file.
 pub fn decode_front(bytes: &[u8], header: &Header, file: &dyn ReadAt) -> Result<Option<Indexed>> {
     let index = Index::parse(bytes)?;
-    let (mut stretches, size) = index.stretches()?;
+    let (mut chunks, size) = index.chunks()?;
     let alike = (index.columns, index.first) == (header.names.len() as u64, header.first);
-    if !alike || size >= header.size || Header::digest_of_front(file, size)? != index.digest {
+    if !alike || size >= header.size || digest_of_ends(file, size)? != index.digest {
         return Ok(None);
     }
     // The last row may have continued. If the longer row is skipped now, its chunk may have no rows left, and such a
     // chunk is merged into the previous one. So the last two chunks must be scanned again.
-    stretches.truncate(stretches.len().saturating_sub(2));
-    let Some(end) = stretches.last().map(|last| last.offset + u64::from(last.len)) else {
+    chunks.truncate(chunks.len().saturating_sub(2));
+    let Some(end) = chunks.last().map(|last| last.offset + u64::from(last.len)) else {
         return Ok(None);
     };
     let in_front = |nulls: FirstNulls| nulls.iter().map(|first| first.filter(|&at| at < end)).collect();
-    Ok(Some((stretches, index.nulls.map(in_front))))
+    Ok(Some((chunks, index.nulls.map(in_front))))
 }
 
 fn malformed(reason: &str) -> Error {
@@ -97,15 +100,15 @@ impl Index {
     }
 
     /// Returns the chunks and the end of the last one.
-    fn stretches(&self) -> Result<(Vec<Stretch>, u64)> {
-        let mut stretches = fastpipe_batch::try_with_capacity(self.stretches.len(), "the index of a file's rows")?;
+    fn chunks(&self) -> Result<(Vec<CsvChunk>, u64)> {
+        let mut chunks = fastpipe_batch::try_with_capacity(self.chunks.len(), "the index of a file's rows")?;
         let mut offset = self.first;
-        for &(len, rows, skipped) in &self.stretches {
+        for &(len, rows, skipped) in &self.chunks {
             // A row has at least one byte.
             if rows.checked_add(skipped).is_none_or(|all| all > len) || len == 0 || u64::from(len) > MOST_BYTES {
                 return Err(malformed("it contains an impossible chunk"));
             }
-            stretches.push(Stretch {
+            chunks.push(CsvChunk {
                 offset,
                 len,
                 rows,
@@ -121,7 +124,7 @@ impl Index {
                 return Err(malformed("it contains impossible positions of nulls"));
             }
         }
-        Ok((stretches, offset))
+        Ok((chunks, offset))
     }
 }
 
@@ -147,25 +150,25 @@ mod tests {
             nulls in proptest::option::of(proptest::collection::vec(proptest::option::of(any::<prop::sample::Index>()), 2)),
         ) {
             let mut offset = 4;
-            let stretches: Vec<Stretch> = lens.iter().map(|&(len, rows, skipped)| {
+            let chunks: Vec<CsvChunk> = lens.iter().map(|&(len, rows, skipped)| {
                 let rows = rows.min(len);
-                let stretch = Stretch { offset, len, rows, skipped: skipped.min(len - rows) };
+                let chunk = CsvChunk { offset, len, rows, skipped: skipped.min(len - rows) };
                 offset += u64::from(len);
-                stretch
+                chunk
             }).collect();
             let nulls: Option<FirstNulls> = nulls.filter(|_| offset > 4).map(|nulls| {
                 nulls.iter().map(|first| first.map(|at| 4 + at.index(offset as usize - 4) as u64)).collect()
             });
-            let bytes = encode_index(&header(offset), &stretches, nulls.as_ref());
-            let found = Some((stretches.clone(), nulls));
+            let bytes = encode_index(&header(offset), &chunks, nulls.as_ref());
+            let found = Some((chunks.clone(), nulls));
             prop_assert_eq!(decode_index(&bytes, &header(offset), offset).unwrap(), found);
             for wrong in [vec![None], vec![Some(3), None], vec![None, Some(offset)]] {
-                let bytes = encode_index(&header(offset), &stretches, Some(&wrong));
+                let bytes = encode_index(&header(offset), &chunks, Some(&wrong));
                 prop_assert!(decode_index(&bytes, &header(offset), offset).is_err());
             }
             let other = Header { digest: 78, ..header(offset) };
             prop_assert_eq!(decode_index(&bytes, &other, offset).unwrap(), None);
-            if !stretches.is_empty() {
+            if !chunks.is_empty() {
                 prop_assert!(decode_index(&bytes, &header(offset), offset + 1).is_err());
             }
             prop_assert!(decode_index(&bytes[..bytes.len() - 1], &header(offset), offset).is_err());
@@ -173,8 +176,8 @@ mod tests {
 
         #[test]
         fn any_bytes_are_an_index_or_an_error(bytes in any::<Vec<u8>>()) {
-            if let Ok(Some((stretches, _))) = decode_index(&bytes, &header(1000), 1000) {
-                prop_assert!(stretches.iter().all(|s| s.rows + s.skipped <= s.len && s.offset + u64::from(s.len) <= 1000));
+            if let Ok(Some((chunks, _))) = decode_index(&bytes, &header(1000), 1000) {
+                prop_assert!(chunks.iter().all(|c| c.rows + c.skipped <= c.len && c.offset + u64::from(c.len) <= 1000));
             }
         }
     }

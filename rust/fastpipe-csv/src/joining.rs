@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 
-use crate::file::Stretch;
-use crate::scan::{MOST_ROW_BYTES, STRETCH_BYTES};
+use crate::file::CsvChunk;
+use crate::scan::{CHUNK_BYTES, MOST_ROW_BYTES};
 
 /// Minimum size in bytes of a chunk without rows. Smaller ones are merged into the previous chunk.
 const EMPTY_BYTES: u64 = 1 << 20;
 
 /// Maximum size of a chunk in bytes. A chunk ends with the row that fills it.
-pub(crate) const MOST_BYTES: u64 = MOST_ROW_BYTES + EMPTY_BYTES + 2 * STRETCH_BYTES as u64;
+pub(crate) const MOST_BYTES: u64 = MOST_ROW_BYTES + EMPTY_BYTES + 2 * CHUNK_BYTES as u64;
 
 /// Rows that begin at a byte of the file, up to the next cut.
 #[derive(Clone, Copy, Debug)]
@@ -31,12 +31,12 @@ pub struct Joining {
     cut: Option<Cut>,
     /// The previous chunk. The rows in `cut` may still be merged into it.
     pending: Option<Cut>,
-    found: VecDeque<Stretch>,
+    found: VecDeque<CsvChunk>,
 }
 
 impl Default for Joining {
     fn default() -> Self {
-        Joining::new(STRETCH_BYTES as u64, EMPTY_BYTES)
+        Joining::new(CHUNK_BYTES as u64, EMPTY_BYTES)
     }
 }
 
@@ -72,7 +72,7 @@ impl Joining {
     }
 
     /// Returns the next complete chunk.
-    pub fn pop(&mut self) -> Option<Stretch> {
+    pub fn pop(&mut self) -> Option<CsvChunk> {
         self.found.pop_front()
     }
 
@@ -111,7 +111,7 @@ impl Joining {
             return Err(too_long(offset));
         }
         let len = len as u32;
-        self.found.push_back(Stretch {
+        self.found.push_back(CsvChunk {
             offset,
             len,
             rows,
@@ -131,12 +131,12 @@ fn too_long(offset: u64) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use fastpipe_batch::MemoryFile;
     use proptest::prelude::*;
 
     use super::*;
     use crate::dialect::{Dialect, Names, OnRagged};
     use crate::header::Header;
-    use crate::header::tests::Memory;
     use crate::index::{decode_front, encode_index};
     use crate::nulls::NullSearch;
     use crate::scan::scan;
@@ -144,14 +144,14 @@ mod tests {
     /// Returns the chunks of a text from byte `from` on, at which a row or other text between rows starts. The text is
     /// scanned in pieces. Each piece ends at one of the given bytes, extended to the end of its line or row. Returns
     /// `None` if a row ends within quotes.
-    fn stretches(
+    fn chunks(
         text: &[u8],
         from: u64,
         nulls: &mut NullSearch,
         goal: u64,
         empty: u64,
         ends: &[usize],
-    ) -> Option<Vec<Stretch>> {
+    ) -> Option<Vec<CsvChunk>> {
         let lines = nulls.lines().clone();
         let mut joining = Joining::new(goal, empty);
         let mut at = from as usize;
@@ -212,7 +212,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn stretches_depend_on_the_bytes_alone(
+        fn chunks_depend_on_the_bytes_alone(
             text in texts(),
             dialect in dialects(),
             mut ends in proptest::collection::vec(1usize..500, 0..12),
@@ -222,20 +222,20 @@ mod tests {
             let mut nulls = NullSearch::new(&dialect, 2, Vec::new());
             ends.retain(|&end| end <= text.len());
             let mut again = nulls.clone();
-            let whole = stretches(&text, 0, &mut nulls, goal, empty, &[]);
-            prop_assert_eq!(&stretches(&text, 0, &mut again, goal, empty, &ends), &whole);
+            let whole = chunks(&text, 0, &mut nulls, goal, empty, &[]);
+            prop_assert_eq!(&chunks(&text, 0, &mut again, goal, empty, &ends), &whole);
             prop_assert_eq!(again.found(), nulls.found());
             let Some(whole) = whole else { return Ok(()) };
             let mut end = 0;
-            for stretch in &whole {
-                prop_assert_eq!(stretch.offset, end);
-                end += u64::from(stretch.len);
-                prop_assert!(stretch.rows > 0 || stretch.offset == 0 || u64::from(stretch.len) >= empty || end == text.len() as u64);
+            for chunk in &whole {
+                prop_assert_eq!(chunk.offset, end);
+                end += u64::from(chunk.len);
+                prop_assert!(chunk.rows > 0 || chunk.offset == 0 || u64::from(chunk.len) >= empty || end == text.len() as u64);
             }
             prop_assert_eq!(end, text.len() as u64);
             // A scan that begins with any chunk finds the same later chunks.
-            for (number, stretch) in whole.iter().enumerate() {
-                let behind = stretches(&text, stretch.offset, &mut nulls, goal, empty, &ends);
+            for (number, chunk) in whole.iter().enumerate() {
+                let behind = chunks(&text, chunk.offset, &mut nulls, goal, empty, &ends);
                 prop_assert_eq!(behind.as_deref(), Some(&whole[number..]));
             }
         }
@@ -252,11 +252,11 @@ mod tests {
             let mut nulls = NullSearch::new(&dialect, 2, Vec::new());
             let mut before = nulls.clone();
             let cut = cut.min(text.len());
-            let Some(whole) = stretches(&text, 0, &mut nulls, goal, empty, &[]) else { return Ok(()) };
-            let Some(old) = stretches(&text[..cut], 0, &mut before, goal, empty, &[]) else { return Ok(()) };
-            let file = Memory(text.clone());
+            let Some(whole) = chunks(&text, 0, &mut nulls, goal, empty, &[]) else { return Ok(()) };
+            let Some(old) = chunks(&text[..cut], 0, &mut before, goal, empty, &[]) else { return Ok(()) };
+            let file = MemoryFile(&text);
             let old_nulls = before.found().clone();
-            let (Ok(before), Ok(header)) = (Header::read(&Memory(text[..cut].to_vec()), &dialect), Header::read(&file, &dialect))
+            let (Ok(before), Ok(header)) = (Header::read(&MemoryFile(&text[..cut]), &dialect), Header::read(&file, &dialect))
             else { return Ok(()) };
             let index = encode_index(&before, &old, Some(&old_nulls));
             let front = decode_front(&index, &header, &file).unwrap();
@@ -265,14 +265,14 @@ mod tests {
             let mut on = NullSearch::new(&dialect, 2, known.unwrap_or_default());
             let from = all.last().map_or(0, |last| last.offset + u64::from(last.len));
             ends.retain(|&end| end <= text.len());
-            all.extend(stretches(&text, from, &mut on, goal, empty, &ends).unwrap());
+            all.extend(chunks(&text, from, &mut on, goal, empty, &ends).unwrap());
             prop_assert_eq!(encode_index(&header, &all, Some(on.found())), encode_index(&header, &whole, Some(nulls.found())));
             // If the front was rewritten, the index isn't extended.
             let mut other = text.clone();
             for at in [0, cut.saturating_sub(1)] {
                 if let Some(byte) = other.get_mut(at) {
                     *byte ^= 1;
-                    let found = decode_front(&index, &header, &Memory(other.clone())).unwrap();
+                    let found = decode_front(&index, &header, &MemoryFile(&other)).unwrap();
                     prop_assert_eq!(found, None);
                     other.clone_from(&text);
                 }

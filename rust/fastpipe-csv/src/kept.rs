@@ -6,9 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fastpipe_batch::{Error, Result, try_reserve};
 
-use crate::file::{CsvFile, Stretch};
+use crate::file::{CsvChunk, CsvFile};
 use crate::header::Header;
-use crate::scan::STRETCH_BYTES;
+use crate::scan::CHUNK_BYTES;
 
 /// The original positions of the rows in a [`KeptRows`].
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Origins {
 pub struct KeptRows {
     bytes: Vec<u8>,
     origins: Origins,
-    stretches: Vec<Stretch>,
+    chunks: Vec<CsvChunk>,
 }
 
 impl KeptRows {
@@ -79,14 +79,14 @@ impl KeptRows {
             self.origins.numbers.push(number);
         }
         let len = (self.bytes.len() as u64 - start) as u32;
-        match self.stretches.last_mut() {
-            Some(last) if (last.len as usize) < STRETCH_BYTES => {
+        match self.chunks.last_mut() {
+            Some(last) if (last.len as usize) < CHUNK_BYTES => {
                 last.len += len;
                 last.rows += 1;
             }
             _ => {
-                try_reserve(&mut self.stretches, 1, "the list of all chunks")?;
-                self.stretches.push(Stretch {
+                try_reserve(&mut self.chunks, 1, "the list of all chunks")?;
+                self.chunks.push(CsvChunk {
                     offset: start,
                     len,
                     rows: 1,
@@ -107,7 +107,7 @@ impl KeptRows {
         let file = CsvFile {
             path: path.clone(),
             header,
-            stretches: self.stretches,
+            chunks: self.chunks,
         };
         (file, self.bytes.into(), Arc::new(self.origins))
     }

@@ -1,6 +1,6 @@
 //! Scans bytes for rows.
 //!
-//! A file is cut at the first line after each multiple of [`STRETCH_BYTES`], unless that line is within quotes. So the
+//! A file is cut at the first line after each multiple of [`CHUNK_BYTES`], unless that line is within quotes. So the
 //! cuts, and with them the order of rows, depend only on the bytes of the file. They don't depend on the number of
 //! scanning threads, on where each thread begins, or on whether the scan continues from the index of a shorter version
 //! of the file.
@@ -15,7 +15,7 @@ use crate::rows::newline;
 
 /// Approximate size of the rows of a unit in bytes. Including the row that fills it and some slack, a unit fits a
 /// buffer of 64 KiB.
-pub const STRETCH_BYTES: usize = 56 << 10;
+pub const CHUNK_BYTES: usize = 56 << 10;
 
 /// Maximum size of a row in bytes. A longer row is treated as a quote that was never closed.
 pub const MOST_ROW_BYTES: u64 = 256 << 20;

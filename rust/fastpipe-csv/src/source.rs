@@ -5,22 +5,19 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fastpipe_batch::{
-    BufferPool, ByteRange, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row, Sink, Source, SourceFacts,
-    Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_reserve,
+    BufferPool, Chunk, Chunks, Error, Feature, Fetched, FileStamp, Pass, Result, Row, Sink, Source, SourceFacts,
+    Starts, Unit, UnitInfo, Unpicked, Work, own_units,
 };
 
 use crate::dialect::{Dialect, Lines};
-use crate::file::{CsvFile, Reading, Stretch};
+use crate::file::{CsvFile, Reading};
 use crate::kept::Origins;
 use crate::plan::{Layout, Program};
 use crate::unit::Rows;
 
 struct File {
-    path: Arc<str>,
     program: Arc<Program>,
     lines: Lines,
-    first_unit: u64,
-    first_row: u64,
     /// The original positions of its rows, if they were picked from another file.
     origins: Option<Arc<Origins>>,
 }
@@ -29,9 +26,7 @@ struct File {
 pub struct CsvSource {
     reading: Arc<Reading>,
     files: Vec<File>,
-    stretches: Vec<Stretch>,
-    /// The number of rows before each chunk, counted over all files.
-    rows_before: Vec<u64>,
+    chunks: Chunks,
     facts: SourceFacts,
 }
 
@@ -61,10 +56,8 @@ impl CsvSource {
             },
             reading: Arc::new(reading),
             files: Vec::with_capacity(files.len()),
-            stretches: Vec::new(),
-            rows_before: Vec::new(),
+            chunks: Chunks::default(),
         };
-        let mut rows = 0;
         let mut programs: Vec<Arc<Program>> = Vec::new();
         for file in files {
             let known = programs.iter().find(|program| program.names == file.header.names);
@@ -78,36 +71,19 @@ impl CsvSource {
                 }
             };
             source.files.push(File {
-                path: file.path.clone(),
                 program,
                 lines: Lines::new(dialect, file.header.names.len()),
-                first_unit: source.stretches.len() as u64,
-                first_row: rows,
                 origins: None,
             });
-            let count = file.stretches.len();
-            try_reserve(&mut source.stretches, count, "the list of all chunks").map_err(|e| e.at_path(&file.path))?;
-            try_reserve(&mut source.rows_before, count, "the list of all chunks").map_err(|e| e.at_path(&file.path))?;
-            for stretch in &file.stretches {
-                source.stretches.push(*stretch);
-                source.rows_before.push(rows);
-                rows += u64::from(stretch.rows);
-            }
+            source.chunks.add(&file.path, file.chunks.iter().map(Chunk::from))?;
         }
         Ok(source)
     }
 
-    /// Sets the stamps of the files, taken before their rows were found.
+    /// Sets the stamps of the files, taken before their rows were found, and the bytes of the files that are in memory.
     #[must_use]
-    pub fn with_stamps(mut self, stamps: Vec<FileStamp>) -> CsvSource {
-        self.facts.stamps = stamps;
-        self
-    }
-
-    /// Sets the bytes of the files that are in memory.
-    #[must_use]
-    pub fn with_contents(mut self, contents: Vec<Option<Bytes>>) -> CsvSource {
-        self.facts.contents = contents;
+    pub fn with_storage(mut self, stamps: Vec<FileStamp>, contents: Vec<Option<Bytes>>) -> CsvSource {
+        (self.facts.stamps, self.facts.contents) = (stamps, contents);
         self
     }
 
@@ -120,29 +96,20 @@ impl CsvSource {
         self
     }
 
+    /// Returns the chunks of all files.
+    pub fn chunks(&self) -> &Chunks {
+        &self.chunks
+    }
+
     /// Returns the file of a row and the index of the row in that file.
     pub fn place_of(&self, unit: u64, record: u32) -> (&Arc<str>, u64) {
-        let (file, _) = self.file(unit);
-        let row = self.rows_before[unit as usize] - file.first_row + u64::from(record);
-        let origin = file.origins.as_ref().and_then(|origins| origins.number(row));
-        (&file.path, origin.unwrap_or(row))
+        let (path, row) = self.chunks.row_in_file(unit, record.into());
+        let origin = self.file(unit).origins.as_ref().and_then(|origins| origins.number(row));
+        (path, origin.unwrap_or(row))
     }
 
-    /// Writes the positions and the row counts of all chunks to `out`, for a digest.
-    pub fn write_layout(&self, mut out: impl FnMut(&[u8])) {
-        for file in &self.files {
-            out(&file.first_unit.to_le_bytes());
-        }
-        for stretch in &self.stretches {
-            out(&stretch.offset.to_le_bytes());
-            out(&stretch.len.to_le_bytes());
-            out(&stretch.rows.to_le_bytes());
-        }
-    }
-
-    fn file(&self, unit: u64) -> (&File, usize) {
-        let i = self.files.partition_point(|f| f.first_unit <= unit).saturating_sub(1);
-        (&self.files[i], i)
+    fn file(&self, unit: u64) -> &File {
+        &self.files[self.chunks.file(unit)]
     }
 }
 
@@ -152,41 +119,22 @@ impl Source for CsvSource {
     }
 
     fn units(&self) -> u64 {
-        self.stretches.len() as u64
+        self.chunks.units()
     }
 
     fn describe(&self, unit: u64) -> UnitInfo {
-        let stretch = self.stretches[unit as usize];
-        let (_, location) = self.file(unit);
-        let range = ByteRange {
-            location: location as u32,
-            offset: stretch.offset,
-            len: stretch.len.into(),
-        };
-        UnitInfo {
-            rows: stretch.rows,
-            range: Some(range),
-            class: 0,
-            apart: false,
-            held: None,
-        }
+        self.chunks.describe(unit)
     }
 
     fn open(&self, unit: u64, _pass: Pass, fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
-        let (file, _) = self.file(unit);
-        let stretch = self.stretches[unit as usize];
-        let data = fetched.into_bytes();
-        if data.len() != stretch.len as usize {
-            let reason = format!("a chunk of {} bytes was read as {} bytes", stretch.len, data.len());
-            return Err(Error::new(ErrorKind::Internal, reason));
-        }
+        let (file, chunk) = (self.file(unit), self.chunks.get(unit));
         Ok(Box::new(Rows {
             reading: self.reading.clone(),
             lines: file.lines.clone(),
             program: file.program.clone(),
-            data,
-            offset: stretch.offset,
-            rows: stretch.rows,
+            data: self.chunks.bytes_of(unit, fetched)?,
+            offset: chunk.offset,
+            rows: chunk.rows,
             starts: Starts::default(),
         }))
     }
@@ -214,15 +162,16 @@ impl Source for CsvSource {
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {
-        let (file, _) = self.file(unit);
-        let first = self.rows_before[unit as usize] - file.first_row;
         // Users count rows from the start of a file.
-        let row = error.location().record.map(|record| first + record);
-        let error = match (&file.origins, row) {
+        let row = error
+            .location()
+            .record
+            .map(|record| self.chunks.row_in_file(unit, record).1);
+        let error = match (&self.file(unit).origins, row) {
             (Some(origins), row) => origins.locate(row, error),
             (None, Some(row)) => error.with_record(row),
-            (None, None) => error.at_offset(self.stretches[unit as usize].offset),
+            (None, None) => error.at_offset(self.chunks.get(unit).offset),
         };
-        error.at_path(&file.path).at_unit(unit)
+        error.at_path(self.chunks.unit_in_file(unit).0).at_unit(unit)
     }
 }

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_reserve};
+use fastpipe_batch::{Error, ErrorKind, MemoryFile, Result, try_reserve};
 use memchr::{memchr, memrchr};
 
 use crate::dialect::{Dialect, Lines, Names};
 use crate::header::Header;
 use crate::rows::Next;
-use crate::scan::{MOST_ROW_BYTES, STRETCH_BYTES, scan};
+use crate::scan::{CHUNK_BYTES, MOST_ROW_BYTES, scan};
 
 /// Number of bytes that are scanned at once, so that they stay in the processor's cache.
 const PIECE: usize = 256 << 10;
@@ -50,29 +50,6 @@ pub struct RowStream {
     patience: usize,
     /// Whether a newline has arrived since the last search.
     line_ended: bool,
-}
-
-/// The first bytes of a stream as a file.
-struct Head<'a>(&'a [u8], &'a str);
-
-impl ReadAt for Head<'_> {
-    fn location(&self) -> &str {
-        self.1
-    }
-
-    fn size(&self) -> Result<u64> {
-        Ok(self.0.len() as u64)
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let from = usize::try_from(offset)
-            .ok()
-            .and_then(|at| self.0.get(at..))
-            .unwrap_or_default();
-        let len = from.len().min(out.len());
-        out[..len].copy_from_slice(&from[..len]);
-        Ok(len)
-    }
 }
 
 impl RowStream {
@@ -152,7 +129,7 @@ impl RowStream {
             true => self.bytes.len(),
             false => memrchr(b'\n', &self.bytes).map_or(0, |newline| newline + 1),
         };
-        let found = scan(&self.bytes[..whole], self.offset, &self.lines, STRETCH_BYTES, None);
+        let found = scan(&self.bytes[..whole], self.offset, &self.lines, CHUNK_BYTES, None);
         for cut in &found.cuts {
             let (mut at, mut number) = (cut.start, self.rows);
             self.rows += u64::from(cut.rows);
@@ -205,7 +182,7 @@ impl RowStream {
             let reason = format!("the stream is compressed with {how}: pass the output of `{program}`");
             return Err(Error::new(ErrorKind::Unsupported, reason));
         }
-        let header = Header::read(&Head(&self.bytes, &self.name), &self.dialect)?;
+        let header = Header::read(&MemoryFile(&self.bytes), &self.dialect)?;
         self.lines = Lines::new(&self.dialect, header.names.len());
         self.bytes.drain(..header.first as usize);
         self.offset = header.first;
@@ -277,7 +254,7 @@ mod tests {
 
     /// A reference implementation that processes all bytes at once, row by row.
     fn naive(bytes: &[u8], dialect: &Dialect, step: u64) -> Found {
-        let header = match Header::read(&Head(bytes, "x"), dialect) {
+        let header = match Header::read(&MemoryFile(bytes), dialect) {
             Ok(header) => header,
             Err(error) => return (Vec::new(), (0, 0), Some((error.kind(), error.location().offset))),
         };

@@ -4,7 +4,10 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Mark, Pick, Result, Sink, Starts, Unit, try_with_capacity};
+use fastpipe_batch::{
+    Buffer, BufferPool, Error, ErrorKind, Mark, Pick, Result, Sink, Starts, Unit, fewer_rows, fitting_starts,
+    try_with_capacity,
+};
 use memchr::memchr_iter;
 
 use crate::dialect::Lines;
@@ -58,11 +61,7 @@ impl Rows {
 
     #[cold]
     fn fewer(&self, record: u32) -> Error {
-        let reason = format!(
-            "the chunk has {record} rows, but had {} when the file was indexed: the file changed",
-            self.rows
-        );
-        Error::new(ErrorKind::Storage, reason)
+        fewer_rows(record, self.rows)
     }
 
     /// Parses the row at `start` into a slot. Returns the end of the row.
@@ -215,10 +214,7 @@ impl Unit for Rows {
     }
 
     fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
-        let fits = |starts: &Starts| {
-            starts.len() == self.rows as usize + 1 && starts.last().is_some_and(|&end| end as usize == self.data.len())
-        };
-        if let Some(known) = known.filter(fits) {
+        if let Some(known) = fitting_starts(known, self.rows, self.data.len()) {
             self.starts = known;
             return Ok(self.starts.clone());
         }

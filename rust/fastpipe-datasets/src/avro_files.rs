@@ -178,9 +178,7 @@ impl AvroFiles {
     /// If the files' schemas lack a field of a feature, or can't be resolved.
     pub fn source(&self, features: &[Feature]) -> Result<AvroSource> {
         let source = AvroSource::resolved(features, &self.files, self.reader.clone(), self.folders.clone())?;
-        Ok(source
-            .with_stamps(self.stamps.clone())
-            .with_contents(self.contents.clone()))
+        Ok(source.with_storage(self.stamps.clone(), self.contents.clone()))
     }
 }
 

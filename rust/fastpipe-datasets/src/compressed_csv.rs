@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fastpipe_batch::{
     BufferPool, Error, ErrorKind, Fetched, Pass, Result, Row, Sink, Source, SourceFacts, Unit, UnitInfo, Unpicked,
 };
-use fastpipe_csv::{CsvSource, STRETCH_BYTES, Stretch};
+use fastpipe_csv::{CHUNK_BYTES, CsvChunk, CsvSource};
 use fastpipe_files::{Layout, MOST_GAP, Packed, TextFiles};
 
 use crate::csv_format::TEXT;
@@ -83,22 +83,22 @@ impl CompressedCsv {
 
 /// Merges adjacent chunks of a file, so that few chunks are between two restart points. The text before each chunk must
 /// be decompressed when the chunk is read at random. If a file can only be read in sequence, its chunks stay the same.
-pub(crate) fn joined(stretches: Vec<Stretch>, layout: &Layout) -> Vec<Stretch> {
+pub(crate) fn joined(chunks: Vec<CsvChunk>, layout: &Layout) -> Vec<CsvChunk> {
     if !layout.is_framed() {
-        return stretches;
+        return chunks;
     }
-    let mut out: Vec<Stretch> = Vec::new();
+    let mut out: Vec<CsvChunk> = Vec::new();
     let (mut goal, mut full) = (0, true);
-    for stretch in stretches {
+    for chunk in chunks {
         match out.last_mut() {
-            Some(last) if !full && stretch.rows > 0 && last.rows > 0 => {
-                last.len += stretch.len;
-                last.rows += stretch.rows;
-                last.skipped += stretch.skipped;
+            Some(last) if !full && chunk.rows > 0 && last.rows > 0 => {
+                last.len += chunk.len;
+                last.rows += chunk.rows;
+                last.skipped += chunk.skipped;
             }
             _ => {
-                goal = (layout.gap(stretch.offset) / IN_A_GAP).max(STRETCH_BYTES as u64 / 2);
-                out.push(stretch);
+                goal = (layout.gap(chunk.offset) / IN_A_GAP).max(CHUNK_BYTES as u64 / 2);
+                out.push(chunk);
             }
         }
         full = out.last().is_some_and(|last| u64::from(last.len) >= goal);

@@ -56,7 +56,7 @@ impl CsvFiles {
             files.files.push(CsvFile {
                 path: file.path,
                 header: file.header.header,
-                stretches: match &how {
+                chunks: match &how {
                     Some(how) => joined(file.blocks, &how.layout),
                     None => file.blocks,
                 },
@@ -103,8 +103,8 @@ impl CsvFiles {
 
     /// Returns the number of ragged rows that are skipped.
     pub fn skipped_rows(&self) -> u64 {
-        let stretches = self.files.iter().flat_map(|file| &file.stretches);
-        stretches.map(|stretch| u64::from(stretch.skipped)).sum()
+        let chunks = self.files.iter().flat_map(|file| &file.chunks);
+        chunks.map(|chunk| u64::from(chunk.skipped)).sum()
     }
 
     /// Returns the source that reads these features of the files. If a file is compressed, see
@@ -115,8 +115,7 @@ impl CsvFiles {
     pub fn source(&self, features: &[Feature]) -> Result<CsvSource> {
         let source = CsvSource::new(features, &self.dialect, &self.files)?;
         Ok(source
-            .with_stamps(self.stamps.clone())
-            .with_contents(self.contents.clone())
+            .with_storage(self.stamps.clone(), self.contents.clone())
             .with_origins(&self.origins))
     }
 

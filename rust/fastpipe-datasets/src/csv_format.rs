@@ -1,4 +1,4 @@
-//! CSV files as a [`Format`]: connects `fastpipe-csv` with `fastpipe-files`. A block is a chunk of rows ([`Stretch`]).
+//! CSV files as a [`Format`]: connects `fastpipe-csv` with `fastpipe-files`. A block is a chunk of rows ([`CsvChunk`]).
 
 mod file_window;
 mod walk;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result};
 use fastpipe_csv::{
-    Dialect, FirstNulls, Header, Indexed, Joining, Lines, NullSearch, STRETCH_BYTES, Stretch, decode_front,
+    CHUNK_BYTES, CsvChunk, Dialect, FirstNulls, Header, Indexed, Joining, Lines, NullSearch, decode_front,
     decode_index, encode_index, scan,
 };
 use fastpipe_files::{CompressedText, Compression, Extent, Format, Layout, Packed};
@@ -76,19 +76,19 @@ impl CsvHeader {
 
     /// Stores the nulls of an index and returns its chunks. Returns `None` if nulls are needed and the index lacks
     /// them.
-    fn take(&self, found: Option<Indexed>, seeks_nulls: bool) -> Option<Vec<Stretch>> {
-        let (stretches, nulls) = found?;
+    fn take(&self, found: Option<Indexed>, seeks_nulls: bool) -> Option<Vec<CsvChunk>> {
+        let (chunks, nulls) = found?;
         if seeks_nulls && nulls.is_none() {
             return None;
         }
         *self.nulls() = nulls;
-        Some(stretches)
+        Some(chunks)
     }
 }
 
 impl Format for CsvFormat {
     type Header = CsvHeader;
-    type Block = Stretch;
+    type Block = CsvChunk;
     /// Chunks of a few megabytes in total.
     const BLOCKS_AT_ONCE: usize = 64;
     const WALK_READS_ALL: bool = true;
@@ -129,7 +129,7 @@ impl Format for CsvFormat {
         &'w self,
         file: &'w dyn ReadAt,
         header: &'w CsvHeader,
-    ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
+    ) -> Result<impl Iterator<Item = Result<CsvChunk>> + 'w> {
         self.walk_from(file, header, header.header.first)
     }
 
@@ -138,7 +138,7 @@ impl Format for CsvFormat {
         file: &'w dyn ReadAt,
         header: &'w CsvHeader,
         from: u64,
-    ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
+    ) -> Result<impl Iterator<Item = Result<CsvChunk>> + 'w> {
         let compressed = header.compression.map(|how| CompressedText::new(file, how));
         // If an index with nulls is extended, its nulls are kept. Nulls of a rejected index are dropped.
         let known = header.nulls().take().filter(|_| from > header.header.first);
@@ -164,11 +164,11 @@ impl Format for CsvFormat {
         })
     }
 
-    fn extent(&self, stretch: &Stretch) -> Extent {
+    fn extent(&self, chunk: &CsvChunk) -> Extent {
         Extent {
-            offset: stretch.offset,
-            len: stretch.len.into(),
-            rows: stretch.rows,
+            offset: chunk.offset,
+            len: chunk.len.into(),
+            rows: chunk.rows,
         }
     }
 
@@ -176,50 +176,50 @@ impl Format for CsvFormat {
         &self,
         header: &CsvHeader,
         number: u64,
-        stretch: &Stretch,
+        chunk: &CsvChunk,
         stored: &[u8],
         _: &BufferPool,
     ) -> Result<()> {
         let found = scan(
             stored,
-            stretch.offset,
+            chunk.offset,
             &Lines::new(&self.dialect, header.header.names.len()),
-            STRETCH_BYTES,
+            CHUNK_BYTES,
             None,
         );
         let others = found.cuts.iter().any(|cut| cut.rows > 0);
         let skipped: u32 = found.cuts.iter().map(|cut| cut.skipped).sum();
-        if stored.len() != stretch.len as usize || found.open.is_some() || others || skipped != stretch.skipped {
+        if stored.len() != chunk.len as usize || found.open.is_some() || others || skipped != chunk.skipped {
             let reason = "it lists an empty chunk that does not exist";
-            return Err(Error::new(ErrorKind::Malformed, reason).at_block(number, stretch.offset));
+            return Err(Error::new(ErrorKind::Malformed, reason).at_block(number, chunk.offset));
         }
         Ok(())
     }
 
-    fn encode(&self, header: &CsvHeader, stretches: &[Stretch]) -> Result<Vec<u8>> {
-        let index = encode_index(&header.header, stretches, header.nulls().as_ref());
+    fn encode(&self, header: &CsvHeader, chunks: &[CsvChunk]) -> Result<Vec<u8>> {
+        let index = encode_index(&header.header, chunks, header.nulls().as_ref());
         match header.layout.get() {
             None => Ok(index),
             Some(layout) => Ok([layout.encode()?, index].concat()),
         }
     }
 
-    fn decode(&self, header: &CsvHeader, index: &[u8], size: u64) -> Result<Option<Vec<Stretch>>> {
+    fn decode(&self, header: &CsvHeader, index: &[u8], size: u64) -> Result<Option<Vec<CsvChunk>>> {
         if header.compression.is_none() {
             return Ok(header.take(decode_index(index, &header.header, size)?, self.seeks_nulls));
         }
         let (layout, index) = Layout::decode(index, size)?;
-        let stretches = header.take(decode_index(index, &header.header, layout.size())?, self.seeks_nulls);
+        let chunks = header.take(decode_index(index, &header.header, layout.size())?, self.seeks_nulls);
         // To check that a chunk is empty, all text before it would have to be decompressed, and then the rows can just
         // as well be found. Hardly any file has a megabyte without a row.
-        let stretches = stretches.filter(|stretches| stretches.iter().all(|stretch| stretch.rows > 0));
-        if stretches.is_some() {
+        let chunks = chunks.filter(|chunks| chunks.iter().all(|chunk| chunk.rows > 0));
+        if chunks.is_some() {
             header.layout.get_or_init(|| Arc::new(layout));
         }
-        Ok(stretches)
+        Ok(chunks)
     }
 
-    fn decode_front(&self, file: &dyn ReadAt, header: &CsvHeader, index: &[u8]) -> Result<Option<Vec<Stretch>>> {
+    fn decode_front(&self, file: &dyn ReadAt, header: &CsvHeader, index: &[u8]) -> Result<Option<Vec<CsvChunk>>> {
         match header.compression {
             None => Ok(header.take(decode_front(index, &header.header, file)?, self.seeks_nulls)),
             // The data appended to a compressed file may be anything, and isn't examined.
@@ -253,7 +253,7 @@ mod tests {
         let format = CsvFormat::new(Dialect::default(), 1, true);
         let header = format.read_header(&path, &file).unwrap();
         // The index claims a null in a chunk without rows.
-        let empty = Stretch {
+        let empty = CsvChunk {
             offset: 4,
             len: 8,
             rows: 0,
@@ -263,8 +263,8 @@ mod tests {
         assert_eq!(format.decode(&header, &index, 12).unwrap(), Some(vec![empty]));
         let pool = BufferPool::default();
         assert!(format.check_empty(&header, 0, &empty, b"1,2\n3,4\n", &pool).is_err());
-        let found: Vec<Stretch> = format.walk(&file, &header).unwrap().collect::<Result<_>>().unwrap();
-        assert_eq!(found.iter().map(|stretch| stretch.rows).sum::<u32>(), 2);
+        let found: Vec<CsvChunk> = format.walk(&file, &header).unwrap().collect::<Result<_>>().unwrap();
+        assert_eq!(found.iter().map(|chunk| chunk.rows).sum::<u32>(), 2);
         assert_eq!(*header.nulls(), Some(vec![None, None]));
     }
 
@@ -281,12 +281,12 @@ mod tests {
         let file = LocalFile::open(&path).unwrap();
         let format = CsvFormat::new(dialect, 1, false);
         let header = format.read_header(&path, &file).unwrap();
-        let found: Vec<Stretch> = format.walk(&file, &header).unwrap().collect::<Result<_>>().unwrap();
+        let found: Vec<CsvChunk> = format.walk(&file, &header).unwrap().collect::<Result<_>>().unwrap();
         let [empty] = found[..] else { panic!("{found:?}") };
         assert_eq!((empty.rows, empty.skipped), (0, 2));
         let pool = BufferPool::default();
         format.check_empty(&header, 0, &empty, text, &pool).unwrap();
-        let wrong = Stretch { skipped: 1, ..empty };
+        let wrong = CsvChunk { skipped: 1, ..empty };
         assert!(format.check_empty(&header, 0, &wrong, text, &pool).is_err());
     }
 }

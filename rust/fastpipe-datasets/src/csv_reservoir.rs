@@ -118,7 +118,7 @@ impl CsvReservoir {
             let file = CsvFile {
                 path: self.name.clone(),
                 header: header.clone(),
-                stretches: Vec::new(),
+                chunks: Vec::new(),
             };
             CsvSource::new(&self.features, &self.dialect, &[file])?;
             self.checked = true;

@@ -62,9 +62,7 @@ impl TfRecordFiles {
     /// If lists can't be read as a feature.
     pub fn source(&self, features: &[Feature]) -> Result<TfRecordSource> {
         let source = TfRecordSource::new(features, &self.files)?;
-        Ok(source
-            .with_stamps(self.stamps.clone())
-            .with_contents(self.contents.clone()))
+        Ok(source.with_storage(self.stamps.clone(), self.contents.clone()))
     }
 
     /// Infers all features, or some of them, from a sample of records. Also returns messages to log.

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result};
+use fastpipe_batch::{BufferPool, Chunk, Error, ErrorKind, ReadAt, Result};
 use fastpipe_files::{Extent, Format};
-use fastpipe_tfrecord::{Chunk, Chunks, Header, decode_front, decode_index, encode_index};
+use fastpipe_tfrecord::{Header, Walk, decode_front, decode_index, encode_index};
 
 /// The format of TFRecord files.
 pub struct TfRecordFormat;
@@ -41,7 +41,7 @@ impl Format for TfRecordFormat {
         header: &'w Header,
         from: u64,
     ) -> Result<impl Iterator<Item = Result<Chunk>> + 'w> {
-        Ok(Chunks::new(file, header.size, from))
+        Ok(Walk::new(file, header.size, from))
     }
 
     fn extent(&self, chunk: &Chunk) -> Extent {

@@ -199,7 +199,7 @@ fn a_cached_index_equals_a_new_one() {
     let open = || csv_files(std::slice::from_ref(&path), how);
     let (first, again) = (open(), open());
     assert_eq!(std::fs::read_dir(folder.path().join("cache")).unwrap().count(), 1);
-    assert_eq!(first.files()[0].stretches, again.files()[0].stretches);
+    assert_eq!(first.files()[0].chunks, again.files()[0].chunks);
     assert_eq!(
         first.infer(None, &mut never).unwrap().0,
         again.infer(None, &mut never).unwrap().0

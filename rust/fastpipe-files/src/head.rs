@@ -17,9 +17,7 @@ pub(crate) struct Head<'a> {
 impl<'a> Head<'a> {
     /// Reads the first bytes of a file of `size` bytes.
     pub(crate) fn read(file: &'a LocalFile, size: u64) -> Result<Self> {
-        let mut bytes = vec![0; size.min(HEAD_BYTES) as usize];
-        let found = file.read_at(0, &mut bytes)?;
-        bytes.truncate(found);
+        let bytes = file.read_up_to(0, size.min(HEAD_BYTES) as usize)?;
         Ok(Head { file, size, bytes })
     }
 

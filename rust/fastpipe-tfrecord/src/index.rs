@@ -3,11 +3,11 @@
 //!
 //! The decoder doesn't trust the bytes. It returns only chunks that could exist in a file of this size.
 
-use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_with_capacity};
+use fastpipe_batch::{Chunk, Error, ErrorKind, ReadAt, Result, digest_of_ends, try_with_capacity};
 use serde::{Deserialize, Serialize};
 
-use crate::chunk::{Chunk, LEAST_RECORD, MOST_CHUNK};
 use crate::header::Header;
+use crate::walk::{LEAST_RECORD, MOST_CHUNK};
 
 /// The version of this format.
 const VERSION: u8 = 1;
@@ -56,7 +56,7 @@ pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<V
 pub fn decode_front(bytes: &[u8], header: &Header, file: &dyn ReadAt) -> Result<Option<Vec<Chunk>>> {
     let index = Index::parse(bytes)?;
     let (mut chunks, size) = index.chunks()?;
-    if size >= header.size || Header::digest_of_front(file, size)? != index.digest {
+    if size >= header.size || digest_of_ends(file, size)? != index.digest {
         return Ok(None);
     }
     // More records may belong to the last chunk.

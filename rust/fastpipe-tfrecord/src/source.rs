@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fastpipe_batch::{
-    BufferPool, ByteRange, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Pick, Result, Row, Sink, Source,
-    SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_reserve,
+    BufferPool, Chunk, Chunks, Error, Feature, Fetched, FileStamp, Pass, Pick, Result, Row, Sink, Source, SourceFacts,
+    Starts, Unit, UnitInfo, Unpicked, Work, own_units,
 };
 
-use crate::chunk::Chunk;
 use crate::plan::Program;
 use crate::unit::Records;
 
@@ -22,19 +21,10 @@ pub struct TfRecordFile {
     pub chunks: Vec<Chunk>,
 }
 
-struct File {
-    path: Arc<str>,
-    first_unit: u64,
-    first_row: u64,
-}
-
 /// Chunks of TFRecord files, read as the same columns.
 pub struct TfRecordSource {
     program: Arc<Program>,
-    files: Vec<File>,
-    chunks: Vec<Chunk>,
-    /// The number of rows before each chunk, counted over all files.
-    rows_before: Vec<u64>,
+    chunks: Chunks,
     facts: SourceFacts,
 }
 
@@ -55,72 +45,25 @@ impl TfRecordSource {
                 ..SourceFacts::new(&*program.specs, "tfrecord", work)
             },
             program: Arc::new(program),
-            files: Vec::with_capacity(files.len()),
-            chunks: Vec::new(),
-            rows_before: Vec::new(),
+            chunks: Chunks::default(),
         };
-        let mut rows = 0;
         for file in files {
-            source.files.push(File {
-                path: file.path.clone(),
-                first_unit: source.chunks.len() as u64,
-                first_row: rows,
-            });
-            let count = file.chunks.len();
-            try_reserve(&mut source.chunks, count, "the list of all chunks").map_err(|e| e.at_path(&file.path))?;
-            try_reserve(&mut source.rows_before, count, "the list of all chunks").map_err(|e| e.at_path(&file.path))?;
-            for chunk in &file.chunks {
-                source.chunks.push(*chunk);
-                source.rows_before.push(rows);
-                rows += u64::from(chunk.rows);
-            }
+            source.chunks.add(&file.path, file.chunks.iter().copied())?;
         }
         Ok(source)
     }
 
-    /// Sets the stamps of the files, taken before their records were found.
+    /// Sets the stamps of the files, taken before their records were found, and the bytes of the files that are in
+    /// memory.
     #[must_use]
-    pub fn with_stamps(mut self, stamps: Vec<FileStamp>) -> TfRecordSource {
-        self.facts.stamps = stamps;
+    pub fn with_storage(mut self, stamps: Vec<FileStamp>, contents: Vec<Option<Bytes>>) -> TfRecordSource {
+        (self.facts.stamps, self.facts.contents) = (stamps, contents);
         self
     }
 
-    /// Sets the bytes of the files that are in memory.
-    #[must_use]
-    pub fn with_contents(mut self, contents: Vec<Option<Bytes>>) -> TfRecordSource {
-        self.facts.contents = contents;
-        self
-    }
-
-    /// Returns the file of a row and the index of the row in that file.
-    pub fn place_of(&self, unit: u64, record: u32) -> (&Arc<str>, u64) {
-        let (file, _) = self.file(unit);
-        let row = self.rows_before[unit as usize] - file.first_row + u64::from(record);
-        (&file.path, row)
-    }
-
-    /// Returns the number of chunks of each file.
-    pub fn units_by_file(&self) -> Vec<u64> {
-        let firsts = self.files.iter().map(|file| file.first_unit);
-        let ends = firsts.clone().skip(1).chain([self.chunks.len() as u64]);
-        firsts.zip(ends).map(|(first, end)| end - first).collect()
-    }
-
-    /// Writes the positions and the row counts of all chunks to `out`, for a digest.
-    pub fn write_layout(&self, mut out: impl FnMut(&[u8])) {
-        for file in &self.files {
-            out(&file.first_unit.to_le_bytes());
-        }
-        for chunk in &self.chunks {
-            out(&chunk.offset.to_le_bytes());
-            out(&chunk.len.to_le_bytes());
-            out(&chunk.rows.to_le_bytes());
-        }
-    }
-
-    fn file(&self, unit: u64) -> (&File, usize) {
-        let i = self.files.partition_point(|f| f.first_unit <= unit).saturating_sub(1);
-        (&self.files[i], i)
+    /// Returns the chunks of all files.
+    pub fn chunks(&self) -> &Chunks {
+        &self.chunks
     }
 }
 
@@ -130,36 +73,18 @@ impl Source for TfRecordSource {
     }
 
     fn units(&self) -> u64 {
-        self.chunks.len() as u64
+        self.chunks.units()
     }
 
     fn describe(&self, unit: u64) -> UnitInfo {
-        let chunk = self.chunks[unit as usize];
-        let (_, location) = self.file(unit);
-        let range = ByteRange {
-            location: location as u32,
-            offset: chunk.offset,
-            len: chunk.len.into(),
-        };
-        UnitInfo {
-            rows: chunk.rows,
-            range: Some(range),
-            class: 0,
-            apart: false,
-            held: None,
-        }
+        self.chunks.describe(unit)
     }
 
     fn open(&self, unit: u64, _pass: Pass, fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
-        let chunk = self.chunks[unit as usize];
-        let data = fetched.into_bytes();
-        if data.len() != chunk.len as usize {
-            let reason = format!("a chunk of {} bytes was read as {} bytes", chunk.len, data.len());
-            return Err(Error::new(ErrorKind::Internal, reason));
-        }
+        let chunk = self.chunks.get(unit);
         Ok(Box::new(Records {
             program: self.program.clone(),
-            data,
+            data: self.chunks.bytes_of(unit, fetched)?,
             offset: chunk.offset,
             rows: chunk.rows,
             starts: Starts::default(),
@@ -191,14 +116,11 @@ impl Source for TfRecordSource {
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {
-        let (file, _) = self.file(unit);
-        let first = self.rows_before[unit as usize] - file.first_row;
         // Users count rows from the start of a file.
         let error = match error.location().record {
-            Some(record) => error.with_record(first + record),
+            Some(record) => error.with_record(self.chunks.row_in_file(unit, record).1),
             None => error,
         };
-        let error = error.at_block(unit - file.first_unit, self.chunks[unit as usize].offset);
-        error.at_path(&file.path).at_unit(unit)
+        self.chunks.locate(unit, error)
     }
 }

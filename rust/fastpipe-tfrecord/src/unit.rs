@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Mark, Pick, Result, Sink, Starts, Unit, try_with_capacity};
+use fastpipe_batch::{
+    Buffer, BufferPool, Error, ErrorKind, Mark, Pick, Result, Sink, Starts, Unit, fewer_rows, fitting_starts,
+    try_with_capacity,
+};
 
 use crate::decode::{Failed, Scratch, record};
 use crate::framing::{TAIL, data_at, verify};
@@ -58,21 +61,12 @@ impl Records {
         }
     }
 
-    #[cold]
-    fn fewer(&self, record: u32) -> Error {
-        let reason = format!(
-            "the chunk has {record} records, but had {} when the file was indexed: the file changed",
-            self.rows
-        );
-        Error::new(ErrorKind::Storage, reason)
-    }
-
     /// Decodes one record. The starts of records must be known.
     pub(crate) fn pick<'d>(&'d self, pick: Pick, scratch: &mut Scratch<'d>, out: &mut Sink<'_>) -> Result<()> {
         let start = self.starts.get(pick.record as usize).copied();
         let start = start
             .filter(|_| pick.record < self.rows)
-            .ok_or_else(|| self.fewer(pick.record))?;
+            .ok_or_else(|| fewer_rows(pick.record, self.rows))?;
         self.decode(start as usize, pick, scratch, out).map(drop)
     }
 
@@ -81,7 +75,7 @@ impl Records {
     fn next(&self, at: u64, record: u32) -> Result<usize> {
         match (at as usize) < self.data.len() {
             true => Ok(at as usize),
-            false => Err(self.fewer(record)),
+            false => Err(fewer_rows(record, self.rows)),
         }
     }
 
@@ -139,10 +133,7 @@ impl Unit for Records {
     }
 
     fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
-        let fits = |starts: &Starts| {
-            starts.len() == self.rows as usize + 1 && starts.last().is_some_and(|&end| end as usize == self.data.len())
-        };
-        if let Some(known) = known.filter(fits) {
+        if let Some(known) = fitting_starts(known, self.rows, self.data.len()) {
             self.starts = known;
             return Ok(self.starts.clone());
         }

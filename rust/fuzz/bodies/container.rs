@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use fastpipe_avro::{AvroSource, FileInfo, Header, Walk, infer};
-use fastpipe_batch::{BufferPool, Error, ErrorKind, Fragment, Mark, Pass, Pick, ReadAt, Rows, Sink, SlabPool, Source};
+use fastpipe_batch::{
+    BufferPool, Error, ErrorKind, Fragment, Mark, MemoryFile, Pass, Pick, Rows, Sink, SlabPool, Source,
+};
 use fastpipe_order::{Kind, Order, PlanError, Settings, ShardBy, Uneven, Units};
 
 /// The maximum number of rows of a block that are decoded. Later rows are skipped.
@@ -15,28 +17,8 @@ const MOST_ROWS: u32 = 1 << 12;
 /// Orders that need more memory are skipped, because the engine rejects orders that exceed its limit.
 const MOST_BYTES: u64 = 8 << 20;
 
-/// A file in memory.
-struct Memory<'a>(&'a [u8]);
-
-impl ReadAt for Memory<'_> {
-    fn location(&self) -> &str {
-        "memory"
-    }
-
-    fn size(&self) -> Result<u64, Error> {
-        Ok(self.0.len() as u64)
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error> {
-        let from = &self.0[(offset as usize).min(self.0.len())..];
-        let n = from.len().min(out.len());
-        out[..n].copy_from_slice(&from[..n]);
-        Ok(n)
-    }
-}
-
 fn read(bytes: &[u8]) -> Result<(), Error> {
-    let file = Memory(bytes);
+    let file = MemoryFile(bytes);
     let header = Header::read(&file)?;
     let blocks = Walk::new(&file, &header)?.collect::<Result<Vec<_>, _>>()?;
     let info = FileInfo::new("memory".into(), header)?;

@@ -6,36 +6,17 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    BufferPool, DType, Error, ErrorKind, Feature, Fetched, Fragment, Leaf, Mark, Nulls, Pass, Pick, ReadAt, Request,
-    Result, Row, Rows, Scalar, Sink, SlabPool, Source, TimeUnit, Unit,
+    BufferPool, DType, Error, ErrorKind, Feature, Fetched, Fragment, Leaf, Mark, MemoryFile, Nulls, Pass, Pick,
+    Request, Result, Row, Rows, Scalar, Sink, SlabPool, Source, TimeUnit, Unit,
 };
 use fastpipe_csv::{
-    CsvFile, CsvSource, Dialect, FirstNulls, Header, Joining, Names, NullSearch, OnRagged, Stretch, decode_front,
+    CsvChunk, CsvFile, CsvSource, Dialect, FirstNulls, Header, Joining, Names, NullSearch, OnRagged, decode_front,
     decode_index, encode_index, inferring, scan,
 };
 
 /// The options of the dialect, the feature to read (or all), the approximate size of chunks in bytes, the ends of
 /// pieces, and the file.
 pub(crate) type Input = (u8, u8, u8, Vec<u16>, Vec<u8>);
-
-struct Memory<'a>(&'a [u8]);
-
-impl ReadAt for Memory<'_> {
-    fn location(&self) -> &str {
-        "memory"
-    }
-
-    fn size(&self) -> Result<u64> {
-        Ok(self.0.len() as u64)
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let from = &self.0[(offset as usize).min(self.0.len())..];
-        let n = from.len().min(out.len());
-        out[..n].copy_from_slice(&from[..n]);
-        Ok(n)
-    }
-}
 
 fn features(columns: usize) -> Vec<Feature> {
     let leaves = [
@@ -71,13 +52,13 @@ fn features(columns: usize) -> Vec<Feature> {
 
 /// Returns the chunks of a text, and its first nulls. The text is scanned in pieces. Each piece ends with the line or
 /// row that contains the given byte; the last piece ends with the text. `None` if a row ends within quotes.
-fn stretches(
+fn chunks(
     bytes: &[u8],
     first: u64,
     mut nulls: NullSearch,
     goal: u8,
     ends: &[u16],
-) -> Option<(Vec<Stretch>, FirstNulls)> {
+) -> Option<(Vec<CsvChunk>, FirstNulls)> {
     let lines = nulls.lines().clone();
     let goal = u64::from(goal).max(1);
     let mut joining = Joining::new(goal, 3 * goal);
@@ -106,8 +87,8 @@ fn stretches(
 }
 
 fn unit(source: &CsvSource, file: &CsvFile, number: u64, bytes: &[u8]) -> Box<dyn Unit> {
-    let stretch = file.stretches[number as usize];
-    let data = &bytes[stretch.offset as usize..][..stretch.len as usize];
+    let chunk = file.chunks[number as usize];
+    let data = &bytes[chunk.offset as usize..][..chunk.len as usize];
     let pool = BufferPool::default();
     let fetched = Fetched::Bytes(pool.copy(data).unwrap());
     source.open(number, Pass::default(), fetched, &pool).unwrap()
@@ -168,12 +149,12 @@ pub(crate) fn run(input: &Input) {
     let (choices, chosen, goal, ends, bytes) = input;
     let dialect = dialect(*choices);
     dialect.check().unwrap();
-    let Ok(header) = Header::read(&Memory(bytes), &dialect) else {
+    let Ok(header) = Header::read(&MemoryFile(bytes), &dialect) else {
         return;
     };
     let search = NullSearch::new(&dialect, header.names.len(), Vec::new());
-    let whole = stretches(bytes, header.first, search.clone(), *goal, &[]);
-    assert_eq!(stretches(bytes, header.first, search, *goal, ends), whole);
+    let whole = chunks(bytes, header.first, search.clone(), *goal, &[]);
+    assert_eq!(chunks(bytes, header.first, search, *goal, ends), whole);
     let Some((whole, nulls)) = whole else { return };
     let index = encode_index(&header, &whole, Some(&nulls));
     let size = bytes.len() as u64;
@@ -188,7 +169,7 @@ pub(crate) fn run(input: &Input) {
     let file = CsvFile {
         path: "x.csv".into(),
         header,
-        stretches: whole,
+        chunks: whole,
     };
     read(&dialect, &file, *chosen, bytes);
 }
@@ -197,20 +178,20 @@ pub(crate) fn run(input: &Input) {
 fn extend(
     dialect: &Dialect,
     header: &Header,
-    (whole, nulls): (&[Stretch], &FirstNulls),
+    (whole, nulls): (&[CsvChunk], &FirstNulls),
     (_, _, goal, ends, bytes): &Input,
 ) {
     let Some(front) = ends.last().and_then(|&end| bytes.get(..usize::from(end))) else {
         return;
     };
-    let Ok(before) = Header::read(&Memory(front), dialect) else {
+    let Ok(before) = Header::read(&MemoryFile(front), dialect) else {
         return;
     };
     let search = NullSearch::new(dialect, before.names.len(), Vec::new());
-    let Some((old, found)) = stretches(front, before.first, search, *goal, ends) else {
+    let Some((old, found)) = chunks(front, before.first, search, *goal, ends) else {
         return;
     };
-    let kept = decode_front(&encode_index(&before, &old, Some(&found)), header, &Memory(bytes)).unwrap();
+    let kept = decode_front(&encode_index(&before, &old, Some(&found)), header, &MemoryFile(bytes)).unwrap();
     let (kept, known) = kept.unwrap_or_default();
     assert_eq!(kept, whole[..kept.len()]);
     let from = kept
@@ -218,7 +199,7 @@ fn extend(
         .map_or(header.first, |last| last.offset + u64::from(last.len));
     let search = NullSearch::new(dialect, header.names.len(), known.unwrap_or_default());
     assert_eq!(
-        stretches(bytes, from, search, *goal, ends),
+        chunks(bytes, from, search, *goal, ends),
         Some((whole[kept.len()..].to_vec(), nulls.clone()))
     );
 }
@@ -228,8 +209,8 @@ fn read(dialect: &Dialect, file: &CsvFile, chosen: u8, bytes: &[u8]) {
         return;
     };
     let mut evidence = inferring(dialect, &file.header, None).ok();
-    for number in 0..file.stretches.len() as u64 {
-        let rows = file.stretches[number as usize].rows;
+    for number in 0..file.chunks.len() as u64 {
+        let rows = file.chunks[number as usize].rows;
         let picks: Vec<Pick> = (0..rows).map(|record| Pick { record, slot: record }).collect();
         let placed = outcome(&source, rows as usize, |sink| {
             let opened = unit(&source, file, number, bytes);

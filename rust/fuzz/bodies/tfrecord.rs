@@ -6,34 +6,13 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    BufferPool, DType, Error, ErrorKind, Feature, Fetched, Fragment, Leaf, Mark, Nulls, Pass, Pick, ReadAt, Request,
-    Result, Row, Rows, Scalar, Sink, SlabPool, Source, Unit,
+    BufferPool, Chunk, DType, Error, ErrorKind, Feature, Fetched, Fragment, Leaf, Mark, MemoryFile, Nulls, Pass, Pick,
+    Request, Result, Row, Rows, Scalar, Sink, SlabPool, Source, Unit,
 };
-use fastpipe_tfrecord::{
-    Chunk, Chunks, Evidence, Header, TfRecordFile, TfRecordSource, decode_index, encode_index, frame,
-};
+use fastpipe_tfrecord::{Evidence, Header, TfRecordFile, TfRecordSource, Walk, decode_index, encode_index, frame};
 
 /// The feature to read (or all), the records, and bytes that follow them.
 pub(crate) type Input = (u8, Vec<Vec<u8>>, Vec<u8>);
-
-struct Memory<'a>(&'a [u8]);
-
-impl ReadAt for Memory<'_> {
-    fn location(&self) -> &str {
-        "memory"
-    }
-
-    fn size(&self) -> Result<u64> {
-        Ok(self.0.len() as u64)
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let from = &self.0[(offset as usize).min(self.0.len())..];
-        let n = from.len().min(out.len());
-        out[..n].copy_from_slice(&from[..n]);
-        Ok(n)
-    }
-}
 
 /// Returns features of all kinds, whose keys are `a` to `d`.
 fn features() -> Vec<Feature> {
@@ -113,17 +92,17 @@ pub(crate) fn run((chosen, records, rest): &Input) {
     let whole = bytes.len() as u64;
     bytes.extend(rest);
     let size = bytes.len() as u64;
-    let Ok(header) = Header::read(&Memory(&bytes)) else {
+    let Ok(header) = Header::read(&MemoryFile(&bytes)) else {
         return;
     };
     let mut chunks: Vec<Chunk> = Vec::new();
-    for chunk in Chunks::new(&Memory(&bytes), size, 0) {
+    for chunk in Walk::new(&MemoryFile(&bytes), size, 0) {
         match chunk {
             Ok(chunk) => chunks.push(chunk),
             Err(error) => {
                 assert!(error.location().offset.is_some_and(|offset| offset >= whole), "{error}");
                 assert_ne!(error.kind(), ErrorKind::Internal, "{error}");
-                chunks = Chunks::new(&Memory(&bytes[..whole as usize]), whole, 0)
+                chunks = Walk::new(&MemoryFile(&bytes[..whole as usize]), whole, 0)
                     .map(Result::unwrap)
                     .collect();
                 break;

@@ -1,23 +1,7 @@
+use fastpipe_batch::MemoryFile;
+
 use super::*;
 use crate::file_info::FileInfo;
-
-/// A file in memory.
-struct Memory(Vec<u8>);
-
-impl ReadAt for Memory {
-    fn location(&self) -> &str {
-        "memory"
-    }
-    fn size(&self) -> Result<u64, Error> {
-        Ok(self.0.len() as u64)
-    }
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error> {
-        let from = &self.0[(offset as usize).min(self.0.len())..];
-        let n = from.len().min(out.len());
-        out[..n].copy_from_slice(&from[..n]);
-        Ok(n)
-    }
-}
 
 fn text(out: &mut Vec<u8>, s: &str) {
     assert!(s.len() < 64);
@@ -48,7 +32,7 @@ fn sample() -> Vec<u8> {
 
 #[test]
 fn headers_and_blocks_are_parsed() {
-    let file = Memory(sample());
+    let file = MemoryFile(sample());
     let header = Header::read(&file).unwrap();
     assert_eq!(
         (header.schema().unwrap(), header.codec().unwrap()),
@@ -62,10 +46,10 @@ fn headers_and_blocks_are_parsed() {
 #[test]
 fn every_truncation_is_an_error_or_ends_between_blocks() {
     let whole = sample();
-    let header = Header::read(&Memory(whole.clone())).unwrap();
+    let header = Header::read(&MemoryFile(&whole)).unwrap();
     let ends: Vec<usize> = [0, 20, 38, 59].map(|n| header.size as usize + n).to_vec();
     for n in 0..=whole.len() {
-        let file = Memory(whole[..n].to_vec());
+        let file = MemoryFile(&whole[..n]);
         let walked = Header::read(&file).and_then(|h| Walk::new(&file, &h)?.collect::<Result<Vec<_>, _>>());
         assert_eq!(walked.is_ok(), ends.contains(&n), "cut at {n}: {walked:?}");
         if let Err(e) = walked {
@@ -82,13 +66,13 @@ fn only_an_incomplete_last_block_is_reported_as_incomplete() {
     whole.extend([200, 1, 200, 1]);
     whole.extend([4; 100]);
     whole.extend([7; SYNC_BYTES]);
-    let file = Memory(whole.clone());
+    let file = MemoryFile(&whole);
     let info = FileInfo::new("memory".into(), Header::read(&file).unwrap()).unwrap();
     let first = info.header.size;
     let ends: Vec<u64> = [0, 20, 38, 59, 179].map(|n| first + n).to_vec();
     assert_eq!(ends[4], whole.len() as u64);
     for n in first..=whole.len() as u64 {
-        let file = Memory(whole[..n as usize].to_vec());
+        let file = MemoryFile(&whole[..n as usize]);
         let end = whole_blocks_end(&file, &info).unwrap();
         assert_eq!(Some(&end), ends.iter().rfind(|end| **end <= n), "cut at {n}");
     }
@@ -101,7 +85,7 @@ fn only_an_incomplete_last_block_is_reported_as_incomplete() {
             }
             // A changed record count may be valid. Only the last block may be reported as incomplete, and only if it
             // was cut.
-            if let Ok(end) = whole_blocks_end(&Memory(damaged), &info) {
+            if let Ok(end) = whole_blocks_end(&MemoryFile(damaged), &info) {
                 assert!(end >= ends[3] && (cut > 0 || end == ends[4]), "{at} {byte} {cut} {end}");
             }
         }
@@ -123,7 +107,7 @@ fn number_of_metadata_entries_is_bounded() {
         }
         out.push(0);
         out.extend([7; SYNC_BYTES]);
-        Header::read(&Memory(out)).map(|header| header.metadata.len())
+        Header::read(&MemoryFile(out)).map(|header| header.metadata.len())
     };
     for blocks in [1, 2, MAX_METADATA_ENTRIES] {
         assert_eq!(with(MAX_METADATA_ENTRIES / blocks, blocks).unwrap(), 1);
@@ -156,7 +140,7 @@ fn number_of_blocks_without_records_is_bounded() {
     let mut file = MAGIC.to_vec();
     file.push(0);
     file.extend(vec![0; SYNC_BYTES + 18 * (MAX_EMPTY_BLOCKS as usize + 1)]);
-    let file = Memory(file);
+    let file = MemoryFile(file);
     let header = Header::read(&file).unwrap();
     let error = Walk::new(&file, &header).unwrap().find_map(Result::err).unwrap();
     assert_eq!(
@@ -170,7 +154,7 @@ fn errors_of_wrong_markers_name_the_block() {
     let mut bytes = sample();
     let n = bytes.len();
     bytes[n - 1] ^= 1;
-    let file = Memory(bytes);
+    let file = MemoryFile(bytes);
     let header = Header::read(&file).unwrap();
     let error = Walk::new(&file, &header).unwrap().find_map(Result::err).unwrap();
     assert_eq!(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_filled};
-use fastpipe_csv::{Cut, Joining, Lines, MOST_ROW_BYTES, NullSearch, STRETCH_BYTES, Stretch, scan};
+use fastpipe_csv::{CHUNK_BYTES, CsvChunk, Cut, Joining, Lines, MOST_ROW_BYTES, NullSearch, scan};
 use fastpipe_files::CompressedText;
 
 use super::file_window::FileWindow;
@@ -152,7 +152,7 @@ impl Walk<'_> {
                 &window.bytes()[..len],
                 at,
                 &self.lines,
-                STRETCH_BYTES,
+                CHUNK_BYTES,
                 region.nulls.as_mut(),
             );
             if found.open == Some(0) || found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
@@ -237,12 +237,12 @@ impl Walk<'_> {
 }
 
 impl Iterator for Walk<'_> {
-    type Item = Result<Stretch>;
+    type Item = Result<CsvChunk>;
 
-    fn next(&mut self) -> Option<Result<Stretch>> {
+    fn next(&mut self) -> Option<Result<CsvChunk>> {
         loop {
-            if let Some(stretch) = self.joining.pop() {
-                return Some(Ok(stretch));
+            if let Some(chunk) = self.joining.pop() {
+                return Some(Ok(chunk));
             }
             if let Some(error) = self.failed.take() {
                 (self.at, self.size) = (0, AtomicU64::new(0));

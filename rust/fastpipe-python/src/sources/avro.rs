@@ -143,12 +143,12 @@ impl AvroDataset {
 
     /// Returns a 16-byte digest of the positions of all blocks and their numbers of rows.
     fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &py.detach(|| layout_digest(|out| self.source.write_layout(out))))
+        PyBytes::new(py, &py.detach(|| layout_digest(self.source.blocks())))
     }
 
     /// Returns the number of blocks of each file.
-    fn blocks(&self) -> Vec<u64> {
-        self.source.units_by_file()
+    fn units_by_file(&self) -> Vec<u64> {
+        self.source.blocks().units_by_file()
     }
 
     /// Returns the time to decode a record in nanoseconds: with all features, and for each feature, the time without
@@ -167,7 +167,7 @@ impl AvroDataset {
         if unit >= self.source.units() {
             return Err(PyIndexError::new_err(format!("block {unit} does not exist")));
         }
-        let (path, block) = self.source.place_of(unit);
+        let (path, block) = self.source.blocks().unit_in_file(unit);
         Ok((text_path(path), block))
     }
 }

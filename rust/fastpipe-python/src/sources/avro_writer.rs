@@ -2,21 +2,22 @@
 
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::BufWriter;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
+use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, RecordBatch};
 use arrow_schema::SchemaRef;
 use fastpipe_avro_write::{Blocks, Compression, Encoder, Schema, Settings, infer, nested, required};
 use fastpipe_batch::{Error, ErrorKind, path_text, try_collect};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
 use crate::arrays::arrow_import::{each, import_schema};
 use crate::errors::{IntoPy, guarded};
+use crate::sources::file_writer::{WriterState, check, closed, open_to_append, push_parts, sync};
 
 /// The number of bytes that are passed to the operating system at once.
 const BUFFER: usize = 1 << 18;
@@ -35,7 +36,7 @@ fn inferred(schema: &SchemaRef, names: &[String]) -> Result<Schema, Error> {
 /// the writer appends.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct AvroWriter {
-    state: Mutex<Option<State>>,
+    state: WriterState<State>,
 }
 
 type Encoding = Encoder<BufWriter<File>>;
@@ -92,18 +93,6 @@ impl State {
     }
 }
 
-impl AvroWriter {
-    /// Locks the state without waiting. Another thread may hold the lock while it waits for the GIL.
-    fn locked(&self) -> PyResult<MutexGuard<'_, Option<State>>> {
-        let busy = |_| PyRuntimeError::new_err("another thread is writing with this writer, or has failed to write");
-        self.state.try_lock().map_err(busy)
-    }
-}
-
-fn closed() -> PyErr {
-    PyRuntimeError::new_err("the writer is closed")
-}
-
 #[pymethods]
 impl AvroWriter {
     /// `shown` is the name of the file in errors. Without `schema`, the first record batch determines the schema.
@@ -143,8 +132,7 @@ impl AvroWriter {
                     "the schema differs from the schema of the existing file: omit schema, or write to another file";
                 return Err(Error::new(ErrorKind::Schema, reason).at_path(&shown));
             }
-            let file = OpenOptions::new().append(true).open(&path);
-            let out = BufWriter::with_capacity(BUFFER, file.map_err(|error| Error::io(&shown, &error))?);
+            let out = BufWriter::with_capacity(BUFFER, open_to_append(&path, &shown)?);
             if let Some(known) = known {
                 return Ok(State::Encoding(Box::new(Encoder::append(out, shown, known, settings))));
             }
@@ -165,14 +153,14 @@ impl AvroWriter {
         };
         let state = py.detach(make).py(py)?;
         Ok(AvroWriter {
-            state: Mutex::new(Some(state)),
+            state: WriterState::new(state),
         })
     }
 
     /// Declares the schema of an object with `__arrow_c_schema__`, in case no data follows.
     fn declare(&self, schema: &Bound<'_, PyAny>, required: Vec<String>) -> PyResult<()> {
         let py = schema.py();
-        let mut locked = self.locked()?;
+        let mut locked = self.state.lock()?;
         let state = &mut *locked;
         guarded(py, || {
             let schema = import_schema(schema)?;
@@ -190,27 +178,15 @@ impl AvroWriter {
     /// with the number of rows each time that rows are encoded.
     fn write(&self, table: &Bound<'_, PyAny>, required: Vec<String>, told: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let py = table.py();
-        let mut locked = self.locked()?;
+        let mut locked = self.state.lock()?;
         let state = &mut *locked;
         let any = Cell::new(false);
         let mut push = |batch: RecordBatch| {
             any.set(true);
             let encoder = py.detach(|| State::encoder(state, &batch.schema(), &required)).py(py)?;
             let encoder = encoder.ok_or_else(closed)?;
-            let batch = py.detach(|| sound(&batch)).py(py)?;
-            let (mut from, rows) = (0, batch.num_rows());
-            loop {
-                let part = batch.slice(from, encoder.rows_at_once().min(rows - from));
-                py.detach(|| encoder.push(&part)).py(py)?;
-                from += part.num_rows();
-                if let Some(told) = told {
-                    told.call1((part.num_rows(),))?;
-                }
-                py.check_signals()?;
-                if from == rows {
-                    return Ok(());
-                }
-            }
+            let batch = py.detach(|| check(&batch).and_then(|()| nested(&batch))).py(py)?;
+            push_parts(py, &batch, encoder, Encoder::rows_at_once, Encoder::push, told)
         };
         guarded(py, || {
             let schema = each(table, &mut push)?;
@@ -227,7 +203,7 @@ impl AvroWriter {
     /// of all `large_binary` columns, one after another. Returns the number of rows.
     fn copy(&self, table: &Bound<'_, PyAny>) -> PyResult<usize> {
         let py = table.py();
-        let mut locked = self.locked()?;
+        let mut locked = self.state.lock()?;
         let Some(State::Copying(blocks)) = &mut *locked else {
             return Err(closed());
         };
@@ -261,7 +237,7 @@ impl AvroWriter {
     /// Writes the rows that are still buffered, and ensures that the file is on disk. Returns the numbers of rows,
     /// blocks and bytes that were written.
     fn finish(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
-        let blocks = match self.locked()?.take() {
+        let blocks = match self.state.lock()?.take() {
             Some(State::Encoding(encoder)) => encoder.into_blocks(),
             Some(State::Copying(blocks)) => *blocks,
             _ => return Err(closed()),
@@ -271,7 +247,7 @@ impl AvroWriter {
                 let path = blocks.path().clone();
                 let (out, written) = blocks.finish()?;
                 let file = out.into_inner().map_err(|error| Error::io(&path, error.error()))?;
-                file.sync_all().map_err(|error| Error::io(&path, &error))?;
+                sync(&file, &path)?;
                 Ok::<_, Error>((written.rows, written.blocks, written.bytes))
             };
             py.detach(finish).py(py)
@@ -280,7 +256,7 @@ impl AvroWriter {
 
     /// Closes the file without writing the rows that are still buffered.
     fn close(&self) -> PyResult<()> {
-        let out = match self.locked()?.take() {
+        let out = match self.state.lock()?.take() {
             Some(State::Encoding(encoder)) => encoder.into_blocks().into_inner(),
             Some(State::Copying(blocks)) => blocks.into_inner(),
             Some(State::Waiting(start)) => start.out,
@@ -290,16 +266,4 @@ impl AvroWriter {
         drop(out.into_parts());
         Ok(())
     }
-}
-
-/// Returns the same rows after checking them, because offsets and texts from C's interface can't be trusted. Nests
-/// columns with dotted names.
-fn sound(batch: &RecordBatch) -> Result<RecordBatch, Error> {
-    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
-        column.to_data().validate_full().map_err(|error| {
-            let reason = format!("damaged Arrow data: {error}");
-            Error::new(ErrorKind::Malformed, reason).at_feature(field.name())
-        })?;
-    }
-    nested(batch)
 }

@@ -134,10 +134,13 @@ impl CsvDataset {
     }
 
     /// Returns the path, the size in bytes, and a digest of the first and last bytes of each file.
-    fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, u64)> {
+    fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, [u8; 8])> {
         let files = self.files.files().iter();
         files
-            .map(|file| (text_path(&file.path), file.header.size, file.header.digest))
+            .map(|file| {
+                let header = &file.header;
+                (text_path(&file.path), header.size, header.digest.to_le_bytes())
+            })
             .collect()
     }
 
@@ -154,7 +157,12 @@ impl CsvDataset {
 
     /// Returns a 16-byte digest of the positions of all chunks and their numbers of rows.
     fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &py.detach(|| layout_digest(|out| self.source.write_layout(out))))
+        PyBytes::new(py, &py.detach(|| layout_digest(self.source.chunks())))
+    }
+
+    /// Returns the number of chunks of each file.
+    fn units_by_file(&self) -> Vec<u64> {
+        self.source.chunks().units_by_file()
     }
 
     /// Returns the file of a row, and the index of the row in the file.

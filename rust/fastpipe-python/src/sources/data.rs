@@ -163,7 +163,7 @@ impl Data {
 
     /// Divides the units into at most `count` ranges of about equal cost. Returns the start, end and number of rows of
     /// each.
-    fn stretches(&self, py: Python<'_>, count: u64) -> Vec<(u64, u64, u64)> {
+    fn partitions(&self, py: Python<'_>, count: u64) -> Vec<(u64, u64, u64)> {
         py.detach(|| {
             let rows = |range: &Range<u64>| {
                 range
@@ -180,7 +180,7 @@ impl Data {
     }
 
     /// Returns the units `start` to `end - 1` as a dataset.
-    fn stretch(slf: &Bound<'_, Self>, start: u64, end: u64) -> PyResult<Py<Data>> {
+    fn partition(slf: &Bound<'_, Self>, start: u64, end: u64) -> PyResult<Py<Data>> {
         let (py, whole) = (slf.py(), slf.get());
         if whole.remote.is_some() {
             let reason = "servers do not support partitions of a dataset: serve a reader of the partition instead";

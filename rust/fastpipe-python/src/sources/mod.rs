@@ -8,6 +8,7 @@ pub(crate) mod avro_writer;
 pub(crate) mod csv;
 pub(crate) mod csv_samples;
 pub(crate) mod data;
+pub(crate) mod file_writer;
 pub(crate) mod files;
 pub(crate) mod index_cache;
 pub(crate) mod interactions;

@@ -79,21 +79,21 @@ impl TfRecordDataset {
     }
 
     /// Returns the path, the size in bytes, and a digest of the first and last bytes of each file.
-    fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, u64)> {
+    fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, [u8; 8])> {
         let files = self.files.files();
         files
-            .map(|(path, size, digest)| (text_path(path), size, digest))
+            .map(|(path, size, digest)| (text_path(path), size, digest.to_le_bytes()))
             .collect()
     }
 
     /// Returns a 16-byte digest of the positions of all chunks and their numbers of records.
     fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &py.detach(|| layout_digest(|out| self.source.write_layout(out))))
+        PyBytes::new(py, &py.detach(|| layout_digest(self.source.chunks())))
     }
 
     /// Returns the number of chunks of each file.
-    fn chunks(&self) -> Vec<u64> {
-        self.source.units_by_file()
+    fn units_by_file(&self) -> Vec<u64> {
+        self.source.chunks().units_by_file()
     }
 
     /// Returns the file of a record, and the index of the record in the file.
@@ -101,7 +101,7 @@ impl TfRecordDataset {
         if unit >= self.source.units() {
             return Err(PyIndexError::new_err(format!("chunk {unit} does not exist")));
         }
-        let (path, row) = self.source.place_of(unit, record);
+        let (path, row) = self.source.chunks().row_in_file(unit, record.into());
         Ok((text_path(path), row))
     }
 }

@@ -1,18 +1,18 @@
 //! Writes Arrow data to a TFRecord file.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
-use arrow_array::{Array, RecordBatch};
-use fastpipe_batch::{Error, ErrorKind, path_text};
+use arrow_array::RecordBatch;
+use fastpipe_batch::{Error, path_text};
 use fastpipe_tfrecord::encode;
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::arrays::arrow_import::each;
 use crate::errors::{IntoPy, guarded};
+use crate::sources::file_writer::{WriterState, check, closed, open_to_append, push_parts, sync};
 
 /// The number of rows that are encoded at once. Signals are handled after them.
 const ROWS: usize = 4096;
@@ -20,7 +20,7 @@ const ROWS: usize = 4096;
 /// A TFRecord file that is being written. The path must name an existing file, to which the writer appends.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct TfRecordWriter {
-    state: Mutex<Option<State>>,
+    state: WriterState<State>,
 }
 
 struct State {
@@ -48,18 +48,6 @@ impl State {
     }
 }
 
-impl TfRecordWriter {
-    /// Locks the state without waiting. Another thread may hold the lock while it waits for the GIL.
-    fn locked(&self) -> PyResult<MutexGuard<'_, Option<State>>> {
-        let busy = |_| PyRuntimeError::new_err("another thread is writing with this writer, or has failed to write");
-        self.state.try_lock().map_err(busy)
-    }
-}
-
-fn closed() -> PyErr {
-    PyRuntimeError::new_err("the writer is closed")
-}
-
 #[pymethods]
 impl TfRecordWriter {
     /// `shown` is the name of the file in errors.
@@ -67,17 +55,15 @@ impl TfRecordWriter {
     #[pyo3(signature = (path, *, shown))]
     fn new(py: Python<'_>, path: OsString, shown: OsString) -> PyResult<Self> {
         let shown: Arc<str> = path_text(&shown).into();
-        let file = OpenOptions::new().append(true).open(&path);
-        let file = file.map_err(|error| Error::io(&shown, &error)).py(py)?;
         let state = State {
-            file,
+            file: open_to_append(&path, &shown).py(py)?,
             path: shown,
             rows: 0,
             bytes: 0,
             encoded: Vec::new(),
         };
         Ok(TfRecordWriter {
-            state: Mutex::new(Some(state)),
+            state: WriterState::new(state),
         })
     }
 
@@ -85,21 +71,13 @@ impl TfRecordWriter {
     /// with the number of rows each time that rows are encoded.
     fn write(&self, table: &Bound<'_, PyAny>, told: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let py = table.py();
-        let mut locked = self.locked()?;
+        let mut locked = self.state.lock()?;
         let state = &mut *locked;
         guarded(py, || {
             each(table, |batch| {
                 let state = state.as_mut().ok_or_else(closed)?;
-                py.detach(|| sound(&batch)).py(py)?;
-                for from in (0..batch.num_rows().max(1)).step_by(ROWS) {
-                    let part = batch.slice(from, ROWS.min(batch.num_rows() - from));
-                    py.detach(|| state.push(&part)).py(py)?;
-                    if let Some(told) = told {
-                        told.call1((part.num_rows(),))?;
-                    }
-                    py.check_signals()?;
-                }
-                Ok(())
+                py.detach(|| check(&batch)).py(py)?;
+                push_parts(py, &batch, state, |_| ROWS, State::push, told)
             })
             .map(drop)
         })
@@ -107,26 +85,14 @@ impl TfRecordWriter {
 
     /// Ensures that the file is on disk. Returns the numbers of rows and bytes that were written.
     fn finish(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        let state = self.locked()?.take().ok_or_else(closed)?;
-        let synced = py.detach(|| state.file.sync_all().map_err(|error| Error::io(&state.path, &error)));
-        synced.py(py)?;
+        let state = self.state.lock()?.take().ok_or_else(closed)?;
+        py.detach(|| sync(&state.file, &state.path)).py(py)?;
         Ok((state.rows, state.bytes))
     }
 
     /// Closes the file.
     fn close(&self) -> PyResult<()> {
-        drop(self.locked()?.take());
+        drop(self.state.lock()?.take());
         Ok(())
     }
-}
-
-/// Checks a batch, because offsets and texts from C's interface can't be trusted.
-fn sound(batch: &RecordBatch) -> Result<(), Error> {
-    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
-        column.to_data().validate_full().map_err(|error| {
-            let reason = format!("damaged Arrow data: {error}");
-            Error::new(ErrorKind::Malformed, reason).at_feature(field.name())
-        })?;
-    }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 //! A walk reads the length of each record. It reads small records with their neighbors, in pieces of 256 KiB. Of large
 //! records, such as images, it reads only the first bytes and then seeks to the next record.
 
-use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_filled};
+use fastpipe_batch::{Chunk, Error, ErrorKind, ReadAt, Result, try_filled};
 
 use crate::framing::{HEAD, MOST_RECORD_BYTES, TAIL, cut_short, declared, wrong_length};
 
@@ -19,26 +19,8 @@ pub(crate) const LEAST_RECORD: u64 = (HEAD + TAIL) as u64;
 /// Maximum size of a chunk in bytes.
 pub(crate) const MOST_CHUNK: u64 = CHUNK_BYTES + MOST_RECORD_BYTES + LEAST_RECORD;
 
-/// A chunk: consecutive whole records of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
-    /// Offset of the first byte.
-    pub offset: u64,
-    /// Length in bytes.
-    pub len: u32,
-    /// Number of records, at least 1.
-    pub rows: u32,
-}
-
-impl Chunk {
-    /// Returns the position after the chunk.
-    pub fn end(&self) -> u64 {
-        self.offset + u64::from(self.len)
-    }
-}
-
-/// The chunks of a file, from a position at which a record starts.
-pub struct Chunks<'f> {
+/// A walk over the chunks of a file, from a position at which a record starts. A chunk has at least one record.
+pub struct Walk<'f> {
     file: &'f dyn ReadAt,
     size: u64,
     at: u64,
@@ -50,10 +32,10 @@ pub struct Chunks<'f> {
     last: u64,
 }
 
-impl<'f> Chunks<'f> {
+impl<'f> Walk<'f> {
     /// Starts a walk at `from`, the start of the file or the end of a chunk.
-    pub fn new(file: &'f dyn ReadAt, size: u64, from: u64) -> Chunks<'f> {
-        Chunks {
+    pub fn new(file: &'f dyn ReadAt, size: u64, from: u64) -> Walk<'f> {
+        Walk {
             file,
             size,
             at: from,
@@ -130,7 +112,7 @@ fn shorter() -> Error {
     Error::new(ErrorKind::Storage, reason)
 }
 
-impl Iterator for Chunks<'_> {
+impl Iterator for Walk<'_> {
     type Item = Result<Chunk>;
 
     fn next(&mut self) -> Option<Result<Chunk>> {
@@ -147,16 +129,16 @@ impl Iterator for Chunks<'_> {
 
 #[cfg(test)]
 mod tests {
+    use fastpipe_batch::MemoryFile;
     use proptest::prelude::*;
 
     use super::*;
     use crate::framing::tests::file;
     use crate::header::Header;
-    use crate::header::tests::Memory;
     use crate::index::{decode_front, encode_index};
 
     fn chunks(bytes: &[u8]) -> Result<Vec<Chunk>> {
-        Chunks::new(&Memory(bytes.to_vec()), bytes.len() as u64, 0).collect()
+        Walk::new(&MemoryFile(bytes), bytes.len() as u64, 0).collect()
     }
 
     fn records(sizes: &[usize]) -> Vec<Vec<u8>> {
@@ -208,14 +190,15 @@ mod tests {
             let bytes = file(&records(&sizes));
             let front = file(&records(&sizes[..cut.index(sizes.len())]));
             let (whole, old) = (chunks(&bytes).unwrap(), chunks(&front).unwrap());
-            let before = Header::read(&Memory(front.clone())).unwrap();
-            let (header, memory) = (Header::read(&Memory(bytes.clone())).unwrap(), Memory(bytes.clone()));
+            let before = Header::read(&MemoryFile(&front)).unwrap();
+            let memory = MemoryFile(&bytes);
+            let header = Header::read(&memory).unwrap();
             let index = encode_index(&before, &old);
             let known = decode_front(&index, &header, &memory).unwrap();
             prop_assert_eq!(known.is_some(), old.len() > 1);
             let mut all = known.unwrap_or_default();
             let from = all.last().map_or(0, Chunk::end);
-            for chunk in Chunks::new(&memory, bytes.len() as u64, from) {
+            for chunk in Walk::new(&memory, bytes.len() as u64, from) {
                 all.push(chunk.unwrap());
             }
             prop_assert_eq!(all, whole);
