@@ -95,6 +95,31 @@ def test_persistent_workers_resume_in_later_passes(kind: str) -> None:
 
 
 @apart
+@pytest.mark.parametrize("kind", ["stateful", "iterator", "itself"])
+@pytest.mark.parametrize("received", [0, 1, 3])
+def test_a_pass_after_one_that_was_left_resumes_at_every_step(kind: str, received: int) -> None:
+    def make() -> Any:
+        arguments = FORKED | {"num_workers": 3, "persistent_workers": True}
+        return DataLoader(KINDS[kind](7, 2, 5), 2, collate_fn=with_noise, **arguments)
+
+    loader = make()
+    torch.manual_seed(5)
+    for _ in range(2):
+        left = iter(loader)
+        assert len(list(itertools.islice(left, received))) == received
+    batches = iter(loader)
+    states, whole = [loader.state_dict()], []
+    for batch in batches:
+        whole.append(copied(batch))
+        states.append(loader.state_dict())
+    following = [copied(batch) for batch in loader]
+    for step, state in enumerate(states):
+        again = resumed(make, state)
+        assert_same([copied(batch) for batch in again], whole[step:])
+        assert_same([copied(batch) for batch in again], following)
+
+
+@apart
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_without_workers_resumes_at_every_step(kind: str) -> None:
     for size in (None, 2):

@@ -125,9 +125,9 @@ class _Helper:
         assert self._stream is not None
         (turn,) = turns
         if isinstance(turn, Opening):
-            self._stream.open(turn)
+            state = self._stream.open(turn)
             room.ignore_size()
-            return _messages.message(None, room)
+            return _messages.message(state, room)
         answer = self._stream.answer(turn)
         if answer.is_last:
             room.ignore_size()
