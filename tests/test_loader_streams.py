@@ -15,13 +15,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data._utils import collate as torch_collate
 
 import plain_driver
 from apart import apart, children, wait_until
 from fastpipe.errors import OutOfMemoryError, UnsupportedError, WorkerError
 from fastpipe.torch import DataLoader, worker_info
 from loader_data import FORKED, IN_PROCESS, SPAWNED, assert_same, copied, listed, outcomes
-from loader_streams import KINDS, Counted, Fails, OfSteps, Plain, Stateful, with_noise, worker
+from loader_streams import KINDS, Counted, Fails, Large, OfSteps, Plain, Stateful, with_noise, worker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
@@ -168,6 +169,58 @@ def test_small_batches_use_all_workers() -> None:
     list(itertools.islice(batches, 30))
     assert len(batches._begun) > 2
     assert sum(view["items"] > 1 for view in batches.look().makers) == 6
+
+
+@apart
+def test_large_tensors_are_collated_as_in_torch() -> None:
+    arguments = {"batch_size": 3, "num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
+    for lengths in ((20, 7), (0, 3)):
+        for drop in (False, True):
+            assert_as_torch(lambda lengths=lengths: Large(*lengths), arguments | {"drop_last": drop}, 2)
+
+
+class Wrapped:
+    """A value that `Collates` collates."""
+
+    def __init__(self, number: int) -> None:
+        self.value = torch.full((9000,), float(number))
+
+
+class Wraps(Counted):
+    def __iter__(self) -> Any:
+        return map(Wrapped, range(self.count))
+
+
+class Collates:
+    """Collates tensors, and keeps the results of the last batches."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def __call__(self, batch: Any, *, collate_fn_map: Any = None) -> Any:
+        whole = torch_collate.collate([each.value for each in batch], collate_fn_map=collate_fn_map)
+        for kept in self.kept:
+            assert (kept[1] == kept[0, 0] + 1).all(), "memory of the worker was reused"
+        self.kept = [*self.kept[-2:], whole]
+        return {"whole": whole, "part": whole[1], "is shared": is_shared(whole)}
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is in a file without a name, as the memory of the loader."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(each, 16) for each in line.split()[0].split("-"))
+        if first <= tensor.data_ptr() < last:
+            return "memfd" in line
+    return False
+
+
+@apart
+def test_batches_that_the_worker_keeps_stay_valid() -> None:
+    torch_collate.default_collate_fn_map[Wrapped] = Collates()
+    loader = DataLoader(Wraps(1, 60), 2, **FORKED | {"num_workers": 1, "prefetch_factor": 1})
+    found = [(batch["is shared"], batch["whole"][:, 8999].tolist(), batch["part"][0].item()) for batch in loader]
+    # The size of the first batch isn't known, so that it is collated in private memory.
+    assert found == [(number > 0, [2.0 * number, 2.0 * number + 1], 2.0 * number + 1) for number in range(30)]
 
 
 @apart
