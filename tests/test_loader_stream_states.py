@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 from typing import Any
@@ -142,6 +143,54 @@ def test_a_pass_without_workers_resumes_at_every_step(kind: str) -> None:
         following = numbers(resumed(make, loader.state_dict()))
         if kind != "plain":
             assert_same(following, numbers(loader))
+
+
+class Live(Plain):
+    """A dataset that returns and keeps its state itself, and not a copy."""
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__(*lengths)
+        self.state = {"at": 0}
+
+    def __iter__(self) -> Any:
+        while self.state["at"] < self.length:
+            self.state["at"] += 1
+            yield self.state["at"]
+        self.state["at"] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+@apart
+@pytest.mark.parametrize("workers", [0, 2])
+def test_states_share_no_object_with_the_dataset(workers: int) -> None:
+    def make() -> Any:
+        way = FORKED | {"num_workers": workers} if workers else {}
+        return DataLoader(Live(6, 4), 1, collate_fn=listed, **way)
+
+    loader = make()
+    batches = iter(loader)
+    states = [loader.state_dict()]
+    whole = []
+    for batch in batches:
+        whole.append(batch)
+        states.append(loader.state_dict())
+    for step, state in [*enumerate(states)] * 2:
+        again = make()
+        again.load_state_dict(state)
+        assert list(again) == whole[step:]
+    # The program may change a state that it was given.
+    batches = iter(loader)
+    next(batches), next(batches)
+    given = loader.state_dict()
+    kept = copy.deepcopy(given)
+    for each in given["pass"]["order"]["workers"]:
+        each["state"]["dataset"]["at"] = 100
+    assert loader.state_dict() == kept
 
 
 @apart

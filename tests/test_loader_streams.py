@@ -263,6 +263,37 @@ def test_the_traceback_of_the_worker_is_told() -> None:
         list(DataLoader(Plain(3, 3), 1, worker_init_fn=refuse, **FORKED))
 
 
+class Refusing:
+    """A consumer of batches that refuses to begin the next one, once."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._refuses = True
+
+    def begin(self, *arguments: Any) -> int:
+        if self._refuses:
+            self._refuses = False
+            raise MemoryError("no memory for a request")
+        return int(self._consumer.begin(*arguments))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+@apart
+def test_no_batch_is_lost_if_a_request_cannot_be_sent() -> None:
+    def make() -> Any:
+        return DataLoader(Plain(8, 3, 5), 2, collate_fn=listed, **FORKED | {"num_workers": 3})
+
+    expected = [[item["name"] for item in batch] for batch in make()]
+    batches: Any = iter(make())
+    found = [next(batches)]
+    batches._consumer = Refusing(batches._consumer)
+    found += outcomes(batches)
+    assert found.count(MemoryError) == 1
+    assert [[item["name"] for item in batch] for batch in found if batch is not MemoryError] == expected
+
+
 @apart
 @pytest.mark.parametrize("how", ["end", "kill", "stop"])
 def test_lost_workers_are_reported(how: str) -> None:
