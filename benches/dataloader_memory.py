@@ -168,9 +168,7 @@ def part(bench: Bench) -> None:
                 bench.say(f"{who}, {what}, {workers} workers: {in_files / MiB:.0f} MiB shared")
                 if who == "fastpipe":
                     most = f"shared memory in MiB, {what}, {workers} workers"
-                    # The memory of the first batches of a stream, whose size isn't known, is too small for later ones.
-                    more = load.batch if collation == "stream" else 0
-                    bench.bound(most, in_files / MiB, most=(load.limit + more) / MiB)
+                    bench.bound(most, in_files / MiB, most=load.limit / MiB)
             for kind, values in zip(("shared", "private"), mine, strict=True):
                 found[f"{kind}, {who}, {collation}"] = values
             if who == "fastpipe" and not load.slow:

@@ -131,6 +131,25 @@ class Counted(IterableDataset[Any]):
             yield np.full(self.nbytes, index % 251, np.uint8)
 
 
+class Large(IterableDataset[Any]):
+    """Items with arrays and tensors of several dtypes, some of which are large."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.lengths[worker()]):
+            row = torch.arange(number, number + 12_000)
+            yield {
+                "small": torch.tensor(number),
+                "array": row.numpy().astype(np.float32).reshape(3, 4000),
+                "flags": row % 3 == 0,
+                "half": [row.to(torch.bfloat16), row[::2]],
+                "complex": row * 1j,
+                "text": f"{worker()}.{number}",
+            }
+
+
 class Fails(IterableDataset[int]):
     """Numbers. The worker with index 0 fails in the given way instead of yielding its third number."""
 

@@ -89,8 +89,8 @@ def left(paths: list[str], method: str, kept: bool, by: str) -> Any:
     }
     kinds: dict[str, Any] = {"torch": DataLoader, "torchdata": StatefulDataLoader, "fastpipe": adapter.DataLoader}
     loader = kinds[by](data, **options, persistent_workers=kept)
-    # When the loop has received more than four batches, each worker has been asked for its third.
-    first = 1 if by == "torch" or (by == "fastpipe" and not kept) else 5
+    # When the loop has received more than four batches, each worker of torchdata has been asked for its third.
+    first = 5 if by == "torchdata" else 1
     found = [ids_by_batch(itertools.islice(loader, steps)) for steps in (first, 5, 5)]
     data.set_epoch(2)
     # tqdm calls `iter` twice and reads only the second iterator. (Workers that aren't forked may begin the first pass

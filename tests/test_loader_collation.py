@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import copy
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -405,6 +406,32 @@ def test_items_kept_by_collate_fn_stay_valid(way: str) -> None:
         assert one is other
         assert (one == number * 3).all()
         assert (other == number * 3).all()
+
+
+@apart
+@pytest.mark.parametrize("way", WORKERS)
+def test_batches_stay_valid_after_collate_fn_has_dropped_items_that_it_kept(way: str) -> None:
+    """The items have several sizes, so some are stored outside of the memory for rows."""
+    items = Items([np.full(2000 + row % 7 * 500, row, np.int32) for row in range(90)], SHARED)
+    for joiners in (0, 1):
+        more = WORKERS[way] | {"num_batch_workers": joiners, "prefetch_factor": 8}
+        batches = iter(DataLoader(items, 3, collate_fn=KeepsLast(), **more))
+        found = [next(batches)]
+        # The workers make further batches, and drop the items of earlier ones.
+        time.sleep(0.3)
+        found += batches
+        assert found == [(row, "text" * 100 * (row % 5)) for row in range(0, 90, 3)]
+
+
+class KeepsLast:
+    """Keeps the items of the last batch only."""
+
+    kept: list[Any]
+
+    def __call__(self, items: list[Any]) -> tuple[int, str]:
+        self.kept = items
+        row = int(items[0][0])
+        return row, "text" * 100 * (row % 5)
 
 
 class Keeps:

@@ -36,7 +36,7 @@ def slowly(items: list[Any]) -> Any:
 def test_it_names_the_bottleneck_of_a_pass(way: str) -> None:
     # With persistent workers the second pass has no start-up time, which a busy machine prolongs.
     kept = WORKERS[way] | {"persistent_workers": True}
-    loader = DataLoader(Slow(40, {7: 0.1}, 0.01), 4, **kept)
+    loader = DataLoader(Slow(40, {7: 0.5}, 0.01), 4, **kept)
     assert loader.explain() == "No pass has begun: explain() describes the last one."
     for _ in range(2):
         for _ in loader:
@@ -45,7 +45,8 @@ def test_it_names_the_bottleneck_of_a_pass(way: str) -> None:
     assert said.startswith("item-bound: the consumer waits ")
     assert re.search(r"Of the workers' time: making items \d+%", said)
     assert re.search(r"40 items took [\d.]+ ms each", said)
-    assert re.search(r"The slowest: index 7 \(\d{3,}\.\d ms\)", said)
+    # On a busy machine, another item may take even longer.
+    assert re.search(r"The slowest: (index \d+ \([\d.]+ ms\), )*index 7 \(\d{3,}\.\d ms\)", said), said
     quick = DataLoader(Numbers(40), 4, **kept)
     list(quick)
     for _ in quick:

@@ -62,8 +62,14 @@ class Ragged(Large):
         return found.reshape(2, -1) if index % 3 == 0 else found
 
 
-def peak(batches: Any, away: float) -> int:
-    """Returns the maximum of committed bytes while a pass is read."""
+def peak(batches: Any, away: float, *, keeps: bool = False) -> int:
+    """Returns the maximum of committed bytes while a pass is read.
+
+    Args:
+        batches: The pass.
+        away: Seconds after each batch.
+        keeps: Whether to keep each batch until the next one has arrived.
+    """
     file = batches._consumer.file
     ended = threading.Event()
     seen = [0]
@@ -77,7 +83,8 @@ def peak(batches: Any, away: float) -> int:
     thread.start()
     try:
         for batch in batches:
-            del batch
+            if not keeps:
+                del batch
             time.sleep(away)
     finally:
         ended.set()
@@ -110,6 +117,16 @@ def test_memory_does_not_depend_on_the_number_of_workers(kind: str) -> None:
             arguments = way | {"num_workers": workers, "prefetch_factor": ahead} | more
             found = peak(iter(DataLoader(make(), size, **arguments)), away)
             assert found <= (ahead + 1) * nbytes + BESIDE, f"{workers} workers, {ahead} ahead: {found:,} bytes"
+
+
+@apart
+@pytest.mark.parametrize("workers", [1, 8])
+def test_the_first_batches_of_a_stream_use_no_more_memory_than_others(workers: int) -> None:
+    """The size of a batch isn't known before the first one is complete."""
+    for more in ({}, {"collate_fn": listed}):
+        batches = iter(DataLoader(Counted(32 * MB, 16), 2, **FORKED | {"num_workers": workers} | more))
+        # Two batches in flight and one that the program has. The index pages and the states are small.
+        assert peak(batches, 0.01, keeps=True) <= 3 * 64 * MB + MB
 
 
 @apart

@@ -22,6 +22,9 @@ class Room:
     def __init__(self) -> None:
         self.data = bytearray()
 
+    def reserve(self, sizes: list[int]) -> None:
+        """Does nothing: the buffer grows."""
+
     def write(self, data: Any) -> int:
         place = len(self.data) + -len(self.data) % 64
         self.data += bytes(place - len(self.data)) + bytes(data)

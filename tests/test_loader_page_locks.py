@@ -54,8 +54,7 @@ def test_batches_are_pinned_without_a_copy(kind: str, way: str) -> None:
     driver = pins.driver
     loader = loader_of(kind, way, persistent_workers=True)
     expected = [values(kind, batch).clone() for batch in loader_of(kind, way, pin_memory=False)]
-    counts = []
-    for _ in range(3):
+    for _ in range(10):
         found = []
         for batch in loader:
             assert values(kind, batch).is_pinned()
@@ -65,9 +64,9 @@ def test_batches_are_pinned_without_a_copy(kind: str, way: str) -> None:
             del batch
         assert all(map(torch.equal, found, expected))
         assert len(found) == len(expected)
-        counts.append(driver.registrations)
     assert pins.copies == 0
-    assert counts[2] == counts[1], "memory that is reused is registered only once"
+    # At most 10 batches are in flight, each in one or two places. There were 120 batches.
+    assert driver.registrations < 60, "memory that is reused is registered only once"
     kept = values(kind, next(iter(loader)))
     address = kept.data_ptr()
     del loader
@@ -114,13 +113,13 @@ def test_a_device_that_lags_bounds_the_memory(way: str) -> None:
     _page_locks.time = type("Clock", (), {"sleep": sleep, "monotonic": lambda: 0.0})  # type: ignore[attr-defined]
     driver.waits = True
     addresses = set()
-    for batch in loader_of("in place", way):
+    for batch in loader_of("in place", way, items=80):
         driver.copy(rows(batch))
         addresses.add(rows(batch).data_ptr())
         del batch
-    # prefetch_factor is 2: two batches in flight, two that the device copies, one that the program has, and one whose
-    # place is free.
-    assert len(addresses) <= 6
+    # At most eight batches in flight (usually `prefetch_factor`, which is 2), two that the device copies, one that the
+    # program has, and one whose place is free. There were 40 batches.
+    assert len(addresses) <= 12
     assert sleeps
 
 
@@ -214,22 +213,22 @@ def test_the_log_says_why_batches_are_copied(reason: Any) -> None:
 @workers
 def test_memory_is_unlocked_before_it_is_released(way: str) -> None:
     pins = plain_driver.install()
-    loader = DataLoader(Large(160, 1 << 20), batch_size=4, pin_memory=True, **WORKERS[way])
+    loader = DataLoader(Large(240, 1 << 20), batch_size=4, pin_memory=True, **WORKERS[way])
     kept = []
     for number, batch in enumerate(loader):
         assert batch.is_pinned()
         assert batch[:, -1].tolist() == list(range(number * 4, number * 4 + 4))
-        if number < 20:
+        if number < 40:
             kept.append(batch)
             continue
         if kept:
             locked = len(pins.driver.registered)
-            assert locked > 20
+            assert locked > 40
             kept.clear()
         pins.driver.copy(batch)
         del batch
-    # Memory for as many batches as may be in flight or lag is kept, and 32 MB more.
-    assert len(pins.driver.registered) <= locked - 5
+    # Memory is kept for 5 batches, which may be in flight or lag, and 32 MB more. At most 11 batches are in use.
+    assert len(pins.driver.registered) <= 5 + 8 + 11
     del loader
     gc.collect()
     assert pins.driver.is_clean()
@@ -258,12 +257,12 @@ def keeps(items: list[Any]) -> Any:
 @workers
 def test_memory_that_collate_fn_keeps_is_unlocked(way: str) -> None:
     driver = plain_driver.install().driver
-    for batch in DataLoader(SlowSquares(60, 20_000), batch_size=1, collate_fn=keeps, pin_memory=True, **WORKERS[way]):
+    for batch in DataLoader(SlowSquares(180, 20_000), batch_size=1, collate_fn=keeps, pin_memory=True, **WORKERS[way]):
         assert batch.is_pinned()
         del batch
-    # The batch workers have kept the memory of 20 batches.
-    unlocked = driver.registrations - len(driver.registered)
-    assert unlocked > 10, unlocked
+    # The batch workers have kept the memory of 60 batches, most of which was locked for an earlier batch. At most 14
+    # batches are in flight, lag, or are in use.
+    assert len(driver.registered) <= 14, driver.registrations
     KEPT.clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 from typing import Any
@@ -95,6 +96,31 @@ def test_persistent_workers_resume_in_later_passes(kind: str) -> None:
 
 
 @apart
+@pytest.mark.parametrize("kind", ["stateful", "iterator", "itself"])
+@pytest.mark.parametrize("received", [0, 1, 3])
+def test_a_pass_after_one_that_was_left_resumes_at_every_step(kind: str, received: int) -> None:
+    def make() -> Any:
+        arguments = FORKED | {"num_workers": 3, "persistent_workers": True}
+        return DataLoader(KINDS[kind](7, 2, 5), 2, collate_fn=with_noise, **arguments)
+
+    loader = make()
+    torch.manual_seed(5)
+    for _ in range(2):
+        left = iter(loader)
+        assert len(list(itertools.islice(left, received))) == received
+    batches = iter(loader)
+    states, whole = [loader.state_dict()], []
+    for batch in batches:
+        whole.append(copied(batch))
+        states.append(loader.state_dict())
+    following = [copied(batch) for batch in loader]
+    for step, state in enumerate(states):
+        again = resumed(make, state)
+        assert_same([copied(batch) for batch in again], whole[step:])
+        assert_same([copied(batch) for batch in again], following)
+
+
+@apart
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_without_workers_resumes_at_every_step(kind: str) -> None:
     for size in (None, 2):
@@ -117,6 +143,54 @@ def test_a_pass_without_workers_resumes_at_every_step(kind: str) -> None:
         following = numbers(resumed(make, loader.state_dict()))
         if kind != "plain":
             assert_same(following, numbers(loader))
+
+
+class Live(Plain):
+    """A dataset that returns and keeps its state itself, and not a copy."""
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__(*lengths)
+        self.state = {"at": 0}
+
+    def __iter__(self) -> Any:
+        while self.state["at"] < self.length:
+            self.state["at"] += 1
+            yield self.state["at"]
+        self.state["at"] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+@apart
+@pytest.mark.parametrize("workers", [0, 2])
+def test_states_share_no_object_with_the_dataset(workers: int) -> None:
+    def make() -> Any:
+        way = FORKED | {"num_workers": workers} if workers else {}
+        return DataLoader(Live(6, 4), 1, collate_fn=listed, **way)
+
+    loader = make()
+    batches = iter(loader)
+    states = [loader.state_dict()]
+    whole = []
+    for batch in batches:
+        whole.append(batch)
+        states.append(loader.state_dict())
+    for step, state in [*enumerate(states)] * 2:
+        again = make()
+        again.load_state_dict(state)
+        assert list(again) == whole[step:]
+    # The program may change a state that it was given.
+    batches = iter(loader)
+    next(batches), next(batches)
+    given = loader.state_dict()
+    kept = copy.deepcopy(given)
+    for each in given["pass"]["order"]["workers"]:
+        each["state"]["dataset"]["at"] = 100
+    assert loader.state_dict() == kept
 
 
 @apart

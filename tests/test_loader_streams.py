@@ -15,13 +15,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data._utils import collate as torch_collate
 
 import plain_driver
 from apart import apart, children, wait_until
 from fastpipe.errors import OutOfMemoryError, UnsupportedError, WorkerError
 from fastpipe.torch import DataLoader, worker_info
 from loader_data import FORKED, IN_PROCESS, SPAWNED, assert_same, copied, listed, outcomes
-from loader_streams import KINDS, Counted, Fails, OfSteps, Plain, Stateful, with_noise, worker
+from loader_streams import KINDS, Counted, Fails, Large, OfSteps, Plain, Stateful, with_noise, worker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
@@ -171,6 +172,58 @@ def test_small_batches_use_all_workers() -> None:
 
 
 @apart
+def test_large_tensors_are_collated_as_in_torch() -> None:
+    arguments = {"batch_size": 3, "num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
+    for lengths in ((20, 7), (0, 3)):
+        for drop in (False, True):
+            assert_as_torch(lambda lengths=lengths: Large(*lengths), arguments | {"drop_last": drop}, 2)
+
+
+class Wrapped:
+    """A value that `Collates` collates."""
+
+    def __init__(self, number: int) -> None:
+        self.value = torch.full((9000,), float(number))
+
+
+class Wraps(Counted):
+    def __iter__(self) -> Any:
+        return map(Wrapped, range(self.count))
+
+
+class Collates:
+    """Collates tensors, and keeps the results of the last batches."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def __call__(self, batch: Any, *, collate_fn_map: Any = None) -> Any:
+        whole = torch_collate.collate([each.value for each in batch], collate_fn_map=collate_fn_map)
+        for kept in self.kept:
+            assert (kept[1] == kept[0, 0] + 1).all(), "memory of the worker was reused"
+        self.kept = [*self.kept[-2:], whole]
+        return {"whole": whole, "part": whole[1], "is shared": is_shared(whole)}
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is in a file without a name, as the memory of the loader."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(each, 16) for each in line.split()[0].split("-"))
+        if first <= tensor.data_ptr() < last:
+            return "memfd" in line
+    return False
+
+
+@apart
+def test_batches_that_the_worker_keeps_stay_valid() -> None:
+    torch_collate.default_collate_fn_map[Wrapped] = Collates()
+    loader = DataLoader(Wraps(1, 60), 2, **FORKED | {"num_workers": 1, "prefetch_factor": 1})
+    found = [(batch["is shared"], batch["whole"][:, 8999].tolist(), batch["part"][0].item()) for batch in loader]
+    # The size of the first batch isn't known, so that it is collated in private memory.
+    assert found == [(number > 0, [2.0 * number, 2.0 * number + 1], 2.0 * number + 1) for number in range(30)]
+
+
+@apart
 def test_a_batch_that_exceeds_the_limit_is_an_error() -> None:
     loader = DataLoader(Counted(8 * MB, 4), 4, memory_limit=4 * MB, **FORKED)
     with pytest.raises(OutOfMemoryError, match="exceed the limit of 4194304"):
@@ -208,6 +261,37 @@ def test_the_traceback_of_the_worker_is_told() -> None:
 
     with pytest.raises(KeyError, match="no"):
         list(DataLoader(Plain(3, 3), 1, worker_init_fn=refuse, **FORKED))
+
+
+class Refusing:
+    """A consumer of batches that refuses to begin the next one, once."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._refuses = True
+
+    def begin(self, *arguments: Any) -> int:
+        if self._refuses:
+            self._refuses = False
+            raise MemoryError("no memory for a request")
+        return int(self._consumer.begin(*arguments))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+@apart
+def test_no_batch_is_lost_if_a_request_cannot_be_sent() -> None:
+    def make() -> Any:
+        return DataLoader(Plain(8, 3, 5), 2, collate_fn=listed, **FORKED | {"num_workers": 3})
+
+    expected = [[item["name"] for item in batch] for batch in make()]
+    batches: Any = iter(make())
+    found = [next(batches)]
+    batches._consumer = Refusing(batches._consumer)
+    found += outcomes(batches)
+    assert found.count(MemoryError) == 1
+    assert [[item["name"] for item in batch] for batch in found if batch is not MemoryError] == expected
 
 
 @apart

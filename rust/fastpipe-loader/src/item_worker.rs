@@ -308,21 +308,31 @@ impl ControlBlock {
         slot.placed.store(2, Ordering::Release);
     }
 
+    /// Allocates `len` bytes of the free space of a batch's slab. The offset is a multiple of 64. Returns `None` if they
+    /// don't fit.
+    pub fn room_in_slab(&self, slot: usize, len: usize) -> Option<usize> {
+        let slot = &self.slots()[slot];
+        if slot.placed.load(Ordering::Acquire) != 1 {
+            return None;
+        }
+        let size = aligned(len as u64)?;
+        let end = slot.slab.load(Ordering::Relaxed) + slot.slab_len.load(Ordering::Relaxed);
+        let more = |free: u64| free.checked_add(size).filter(|&free| free <= end);
+        let free = slot.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        free.ok().map(|free| free as usize)
+    }
+
     /// Allocates `len` bytes for data of a batch that is stored outside its rows. The offset is a multiple of 64.
     ///
     /// # Errors
     ///
     /// [`Refused`] if memory can't be allocated.
     pub fn room(&self, slot: usize, turn: u32, written: &mut Written, len: usize) -> Result<usize, Refused> {
+        if let Some(offset) = self.room_in_slab(slot, len) {
+            return Ok(offset);
+        }
         let slot = &self.slots()[slot];
         let size = aligned(len as u64).unwrap_or(u64::MAX);
-        if slot.placed.load(Ordering::Acquire) == 1 {
-            let end = slot.slab.load(Ordering::Relaxed) + slot.slab_len.load(Ordering::Relaxed);
-            let more = |free: u64| free.checked_add(size).filter(|&free| free <= end);
-            if let Ok(free) = slot.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-                return Ok(free as usize);
-            }
-        }
         if written.turn != turn || written.end - written.next < size {
             let piece = self.arena().take(SPILL.max(len.saturating_add(SPILL_HEAD as usize)))?;
             self.link(slot, piece.offset as u64, piece.len as u64);

@@ -2,8 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use fastpipe_memory::futex;
+
 use crate::control::Slot;
 use crate::control_block::ControlBlock;
+use crate::item_worker::{PENDING, set_slab};
 
 impl ControlBlock {
     /// Returns the offset and length of a batch's slab, if it has one.
@@ -30,6 +33,26 @@ impl ControlBlock {
     /// aren't made this way.
     pub(crate) fn whole_size(&self) -> Option<usize> {
         Some(self.tail()).filter(|&bytes| bytes > 0 && self.is_whole())
+    }
+
+    /// Allocates the slab of a batch that a worker is about to write as a whole, unless the consumer allocates it. The
+    /// slab has the size of later ones, so its memory can be reused for them. If memory is lacking, the batch stays
+    /// without a slab.
+    pub fn reserve(&self, slot: usize, len: usize) {
+        let slot = &self.slots()[slot];
+        let is_first = || {
+            let pending = slot
+                .slab
+                .compare_exchange(0, PENDING, Ordering::AcqRel, Ordering::Acquire);
+            slot.placed.load(Ordering::Acquire) == 0 && pending.is_ok()
+        };
+        if self.is_whole() && is_first() {
+            match self.arena().take(len) {
+                Ok(piece) => set_slab(slot, piece.offset as u64, piece.len as u64, 0),
+                Err(_) => slot.slab.store(0, Ordering::Release),
+            }
+            futex::wake_all(&slot.placed);
+        }
     }
 
     /// Records the size of a batch that a worker has written as a whole, so that slabs for later batches are large

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -108,6 +109,37 @@ class Progress:
         }
 
 
+@dataclasses.dataclass
+class Beginning:
+    """How a pass begins.
+
+    Attributes:
+        resumed: State within a pass from which the pass resumes. None begins with the first batch.
+        seed: Seed of the pass. None draws it. Defaults to that of `resumed`.
+        starts: For each worker of an iterable dataset, the state from which its stream starts. None starts from the
+            dataset.
+    """
+
+    resumed: dict[str, Any] | None = None
+    seed: int | None = None
+    starts: list[dict[str, Any] | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is None and self.resumed is not None:
+            self.seed = self.resumed["seed"]
+
+    @property
+    def order(self) -> dict[str, Any] | None:
+        """The state of the order of the resumed pass."""
+        return None if self.resumed is None else self.resumed["order"]
+
+
+def check_timeout(loader: Any) -> None:
+    """Rejects a timeout of a loader without workers."""
+    if loader.timeout != 0:
+        raise ValueError("timeout has no effect with num_workers=0: set timeout=0 or use workers")
+
+
 class _Shim:
     """A loader as torch's iterator sees it, with an `Order` in place of the sampler."""
 
@@ -127,29 +159,29 @@ class Pass(_BaseDataLoaderIter):
 
     progress_class = Progress
 
-    def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
+    def __init__(self, loader: Any, beginning: Beginning) -> None:
         with GlobalRngWatch.expected():
-            self._prepare(loader, resumed, seed)
+            self._prepare(loader, beginning)
 
-    def _prepare(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
-        order = self._order_of(loader, None if resumed is None else resumed["order"])
-        if resumed is None and seed is None:
+    def _prepare(self, loader: Any, beginning: Beginning) -> None:
+        order = self._order_of(loader, beginning)
+        if beginning.seed is None:
             super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
         else:
             # The seed is known, so restore the generator after the base class has drawn one.
             generator = loader.generator if loader.generator is not None else torch.default_generator
             before = generator.get_state()
             super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
-            if resumed is None or loader.generator is None:
+            if beginning.resumed is None or loader.generator is None:
                 generator.set_state(before)
-            self._base_seed = seed if seed is not None else resumed["seed"]  # type: ignore[index]
+            self._base_seed = beginning.seed
         self._index_sampler = loader._index_sampler
         self._process = os.getpid()
         self._lock = threading.RLock()
-        self._begin(order, int(self._base_seed), resumed)
+        self._begin(order, int(self._base_seed), beginning.resumed)
 
-    def _order_of(self, loader: Any, state: dict[str, Any] | None) -> Order:
-        return Order(loader, state)
+    def _order_of(self, loader: Any, beginning: Beginning) -> Order:
+        return Order(loader, beginning.order)
 
     def _begin(self, order: Order, seed: int, resumed: dict[str, Any] | None) -> None:
         self.progress = self.progress_class(order, seed)
@@ -209,10 +241,9 @@ class InProcess(Pass):
     The process's random generators keep their states.
     """
 
-    def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
-        if loader.timeout != 0:
-            raise ValueError("timeout has no effect with num_workers=0: set timeout=0 or use workers")
-        super().__init__(loader, resumed, seed)
+    def __init__(self, loader: Any, beginning: Beginning) -> None:
+        check_timeout(loader)
+        super().__init__(loader, beginning)
         self._inline = InlineWorker(loader)
         self.account = Account()
 

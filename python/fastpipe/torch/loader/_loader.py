@@ -19,7 +19,7 @@ from fastpipe._arguments import memory_size, within
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.torch.loader._advice import advise
 from fastpipe.torch.loader._hints import LayoutHints
-from fastpipe.torch.loader._in_process import ITERABLE, InProcess, Progress
+from fastpipe.torch.loader._in_process import ITERABLE, Beginning, InProcess, Progress
 from fastpipe.torch.loader._order import BetweenPasses
 from fastpipe.torch.loader._stream import is_stateful
 from fastpipe.torch.loader._stream_passes import StreamInProcess, StreamsWithWorkers
@@ -223,14 +223,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         resumed, rest = self._taken_state()
         if rest is not None:
             rest.put_back(self)
-        seed = None if rest is None else rest.seed
+        beginning = Beginning(resumed) if rest is None else Beginning(resumed, rest.seed, rest.starts)
         is_stream = self._dataset_kind == ITERABLE
-        starts = None if rest is None else rest.starts
         if self.num_workers == 0:
-            return StreamInProcess(self, resumed, seed, starts) if is_stream else InProcess(self, resumed, seed)
+            return StreamInProcess(self, beginning) if is_stream else InProcess(self, beginning)
         self.check_worker_number_rationality()
         advise(self)
-        return StreamsWithWorkers(self, resumed, seed, starts) if is_stream else WithWorkers(self, resumed, seed)
+        return StreamsWithWorkers(self, beginning) if is_stream else WithWorkers(self, beginning)
 
     def __iter__(self) -> Any:
         """Starts a pass."""

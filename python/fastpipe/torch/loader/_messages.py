@@ -238,6 +238,12 @@ def _written(data: bytes, pieces: Sequence[tuple[int, int, bool]], room: ItemRoo
     return room.write(whole), len(whole)
 
 
+def _reserve(data: bytes, pieces: Sequence[_Piece], room: ItemRoom) -> None:
+    """Reserves memory for the bytes of pieces and for the message that refers to them."""
+    sizes = [len(piece.data) for piece in pieces]
+    room.reserve([*sizes, _HEAD.itemsize + len(pieces) * _PIECE.itemsize + len(data)])
+
+
 def message(item: Any, room: ItemRoom) -> tuple[int, int]:
     """Writes an object and returns the offset and length of the message.
 
@@ -246,15 +252,16 @@ def message(item: Any, room: ItemRoom) -> tuple[int, int]:
         Exception: Any exception that pickling the object raises.
     """
     data, pieces = _pickled(item)
+    _reserve(data, pieces, room)
     return _written(data, [(room.write(piece.data), len(piece.data), piece.tensor) for piece in pieces], room)
 
 
 def message_of_batch(made: list[Any], batch: ItemBatch, room: ItemRoom) -> tuple[int, int]:
-    """Writes a collated batch, and overwrites the batch's items if the result doesn't use their memory.
+    """Writes a collated batch, of which parts may be in its memory already. Otherwise overwrites the batch's items.
 
     Args:
-        made: List that contains only the result. The result is removed, so that no reference to the items remains.
-        batch: Batch whose items were collated.
+        made: List that contains only the result. The result is removed, so that no reference to the memory remains.
+        batch: The batch.
         room: Memory of that batch.
 
     Returns:
@@ -264,6 +271,7 @@ def message_of_batch(made: list[Any], batch: ItemBatch, room: ItemRoom) -> tuple
     places = _places(batch.memory(), pieces)
     # Only the batch itself references the memory now, unless the user's code has kept a reference.
     kept = batch.release(any(place is not None for place in places))
+    _reserve(data, pieces, room)
 
     def placed(piece: _Piece, place: tuple[int, int] | None) -> tuple[int, int, bool]:
         if place is None:

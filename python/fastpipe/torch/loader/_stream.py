@@ -22,12 +22,15 @@ class Opening(NamedTuple):
     """A request to start a pass. As in torch, all workers do so at once, since they may wait for each other.
 
     Attributes:
-        is_later: Whether the workers have started passes before.
+        is_later: Whether the workers have started passes before. The answer is then the state before the pass.
+        drops_last: Whether to drop the iterator of the last pass first if the pass was left, because the consumer
+            received batches of it.
         start: State from which the stream resumes, and how many batches to skip after that. None starts from the
             dataset.
     """
 
     is_later: bool
+    drops_last: bool
     start: tuple[dict[str, Any] | None, int] | None
 
 
@@ -48,7 +51,6 @@ class StreamBatch:
         data: The batch. None if the stream has ended.
         ended: Whether the stream has ended.
         is_last: Whether the stream has ended or will end, so that the batch may have fewer items than others.
-        start: State before the pass. Only the first answer of a pass of persistent workers has it.
         state: State after the batch, or at the end of the stream. None if neither the dataset nor its iterator has
             states, or if no state was requested. The end always has a state.
     """
@@ -56,7 +58,6 @@ class StreamBatch:
     def __init__(self, data: Any = None, *, ended: bool = False) -> None:
         self.data = data
         self.ended = self.is_last = ended
-        self.start: dict[str, Any] | None = None
         self.state: dict[str, Any] | None = None
 
     def pin_memory(self) -> StreamBatch:
@@ -131,6 +132,10 @@ class Stream:
                 continue
         self._fetcher = fetcher
 
+    def end(self) -> None:
+        """Drops the iterator of the last pass."""
+        self._fetcher = None
+
     def fetch(self) -> Any:
         """Returns the next batch.
 
@@ -173,32 +178,30 @@ class WorkerStream:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._before: dict[str, Any] | None = None
         self._failure: Exception | None = None
         self._ended = False
 
-    def open(self, opening: Opening) -> None:
-        """Starts a pass. The first `answer` of the pass raises any error."""
-        self._before = self._failure = None
+    def open(self, opening: Opening) -> dict[str, Any] | None:
+        """Starts a pass, and returns the state before a later pass. The first `answer` of the pass raises any error."""
+        before = self._failure = None
         try:
+            if opening.drops_last and not self._ended:
+                # A dataset of fastpipe counts a pass when its iterator is dropped.
+                self._stream.end()
             if opening.is_later:
-                self._before = self._stream.state_before() | {"generators": _generators()}
+                before = self._stream.state_before() | {"generators": _generators()}
             self._stream.begin(*opening.start or ())
             self._ended = False
         except Exception as error:
             # The pass has no batches.
             self._failure, self._ended = error, True
+        return before
 
     def answer(self, turn: Turn) -> StreamBatch:
         """Returns the next batch of the pass, or that the stream has ended."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        answer = self._next(snapshot=turn.snapshot)
-        answer.start, self._before = self._before, None
-        return answer
-
-    def _next(self, *, snapshot: bool) -> StreamBatch:
         if self._ended:
             return StreamBatch(ended=True)
         try:
@@ -209,7 +212,7 @@ class WorkerStream:
             answer.state = self._stream.state_at_end() | {"generators": _generators()}
             return answer
         answer.is_last = self._stream.ends
-        state = self._stream.state() if snapshot else None
+        state = self._stream.state() if turn.snapshot else None
         answer.state = None if state is None else state | {"generators": _generators()}
         return answer
 

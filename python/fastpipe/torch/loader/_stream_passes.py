@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
-from fastpipe.torch.loader._in_process import Pass, stream_batch_size
+from fastpipe.torch.loader._in_process import Beginning, Pass, check_timeout, stream_batch_size
+from fastpipe.torch.loader._order import Order
 from fastpipe.torch.loader._stream import Stream, StreamBatch
 from fastpipe.torch.loader._structure import collate, is_default
 from fastpipe.torch.loader._time_account import Account
@@ -13,48 +16,26 @@ from fastpipe.torch.loader._with_workers import LOOK, WithWorkers, pickled
 
 
 class _OverStreams(Pass):
-    """The common part of passes over iterable datasets.
-
-    Args:
-        loader: Loader of the pass.
-        resumed: State within a pass to resume from.
-        seed: Seed of the pass, if it is known.
-        starts: For each worker, the state from which its stream starts.
-    """
+    """The common part of passes over iterable datasets."""
 
     progress_class = StreamProgress
     progress: StreamProgress
 
-    def __init__(
-        self,
-        loader: Any,
-        resumed: dict[str, Any] | None,
-        seed: int | None,
-        starts: list[dict[str, Any]] | None,
-    ) -> None:
-        self._starts = starts
-        super().__init__(loader, resumed, seed)
-        self._num_yielded = self.progress.order.yielded
-
-    def _order_of(self, loader: Any, state: dict[str, Any] | None) -> Turns:
-        starts, self._starts = self._starts, None
+    def _order_of(self, loader: Any, beginning: Beginning) -> Turns:
         is_next = hasattr(self, "progress") and not getattr(self, "_shutdown", False)
-        return Turns(loader, state, starts, self.progress.order if is_next else None)
+        return Turns(loader, beginning, self.progress.order if is_next else None)
+
+    def _begin(self, order: Order, seed: int, resumed: dict[str, Any] | None) -> None:
+        super()._begin(order, seed, resumed)
+        self._num_yielded = self.progress.order.yielded
 
 
 class StreamInProcess(_OverStreams):
     """A pass over an iterable dataset without workers. Its random numbers are the program's, as in torch's loader."""
 
-    def __init__(
-        self,
-        loader: Any,
-        resumed: dict[str, Any] | None,
-        seed: int | None,
-        starts: list[dict[str, Any]] | None,
-    ) -> None:
-        if loader.timeout != 0:
-            raise ValueError("timeout has no effect with num_workers=0: set timeout=0 or use workers")
-        super().__init__(loader, resumed, seed, starts)
+    def __init__(self, loader: Any, beginning: Beginning) -> None:
+        check_timeout(loader)
+        super().__init__(loader, beginning)
         self.account = Account()
         collate_fn = collate if is_default(loader.collate_fn) else loader.collate_fn
         self._stream = Stream(loader.dataset, stream_batch_size(loader), collate_fn, loader.drop_last)
@@ -80,39 +61,49 @@ class StreamInProcess(_OverStreams):
 class StreamsWithWorkers(_OverStreams, WithWorkers):
     """A pass over an iterable dataset with workers, each of which makes whole batches of its own stream."""
 
-    def __init__(
-        self,
-        loader: Any,
-        resumed: dict[str, Any] | None,
-        seed: int | None,
-        starts: list[dict[str, Any]] | None,
-    ) -> None:
-        # The pass that workers were asked to start, and the requests whose results weren't taken yet.
-        self._opened: StreamProgress | None = None
-        self._openings: list[int] = []
-        super().__init__(loader, resumed, seed, starts)
+    def _begin(self, order: Order, seed: int, resumed: dict[str, Any] | None) -> None:
+        super()._begin(order, seed, resumed)
+        self._are_open = False
+        # The requests to start the pass whose results weren't taken yet, and their workers.
+        self._openings: dict[int, int] = {}
 
     def _fill(self) -> None:
-        if self._opened is not self.progress:
-            self._opened = self.progress
-            self._openings = [
+        if not self._are_open:
+            self._are_open = True
+            for worker in range(self._num_workers):
+                opening = [self.progress.order.opening(worker)]
                 # Without a layout, no memory is allocated in advance.
-                self._consumer.begin([self.progress.order.opening(worker)], pickled, 0, 0, True, worker)
-                for worker in range(self._num_workers)
-            ]
-        for batch in [batch for batch in self._openings if self._consumer.ready(batch)]:
-            self._openings.remove(batch)
-            self._consumer.take(batch)
+                self._openings[self._consumer.begin(opening, pickled, 0, 0, True, worker)] = worker
+        for batch in list(filter(self._consumer.ready, self._openings)):
+            self._take_opening(batch)
         super()._fill()
+
+    def _take_opening(self, batch: int) -> None:
+        worker, taken = self._openings.pop(batch), [self._consumer.take(batch)]
+        if self.progress.order.is_later:
+            self.progress.order.opened(worker, self._delivery.batch(taken, 0, 0))
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        with self._lock:
+            super()._reset(loader, first_iter)
+            if self.progress.order.is_later:
+                # As in torch. A state of the pass contains those with which the workers have started it.
+                self._await_openings(self._timeout or math.inf)
+
+    def _await_openings(self, seconds: float) -> None:
+        """Waits until all workers have started the pass. If that takes too long, the first batch reports it."""
+        deadline = time.monotonic() + seconds
+        for batch in list(self._openings):
+            while not self._consumer.wait(batch, LOOK):
+                self._look_after()
+                if time.monotonic() > deadline:
+                    return
+            self._take_opening(batch)
 
     def _give_up(self) -> None:
         super()._give_up()
         # Openings aren't canceled: a worker that starts a pass may wait for the other workers to do so.
-        for batch in self._openings:
-            while not self._consumer.wait(batch, LOOK):
-                self._look_after()
-            self._consumer.take(batch)
-        self._openings.clear()
+        self._await_openings(math.inf)
 
     def _begin_one(self, *, later: bool = False) -> bool:
         begun = super()._begin_one(later=later)

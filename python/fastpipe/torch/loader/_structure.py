@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ import torch
 from torch.utils.data._utils import collate as torch_collate
 
 from fastpipe._fastpipe import ItemLayout
+from fastpipe.torch.loader._messages import storable
 
 
 class _DataClass(type):
@@ -77,7 +79,46 @@ def _collate_tensors(batch: list[Any], *, collate_fn_map: dict[Any, Callable[...
     if first.is_nested or first.layout is not torch.strided:
         # torch's function raises the error that explains why these tensors can't be collated.
         return _of_tensors(batch, collate_fn_map=collate_fn_map)
+    nbytes = first.nbytes * len(batch)
+    if nbytes >= _LEAST_IN_PLACE and _thread.allocate is not None and all(_are_alike(first, each) for each in batch):
+        memory = _thread.allocate(nbytes)
+        if memory is not None:
+            out = torch.from_numpy(memory).view(first.dtype).view(len(batch), *first.shape)
+            return torch.stack(batch, 0, out=out)
     return torch.stack(batch, 0)
+
+
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype is other.dtype and one.shape == other.shape and storable(other)
+
+
+# Smaller tensors are collated in private memory and copied.
+_LEAST_IN_PLACE = 16 << 10
+
+
+class _Thread(threading.local):
+    """The function that allocates memory for tensors which this thread collates, or None."""
+
+    allocate: Callable[[int], np.ndarray | None] | None = None
+
+
+_thread = _Thread()
+
+
+def collate_in(allocate: Callable[[int], np.ndarray | None], batch: list[Any]) -> Any:
+    """Collates like `collate`, with large tensors in the given memory.
+
+    Only for processes that have called `collate_privately`.
+
+    Args:
+        allocate: Function that returns this many bytes, or None if the tensor must be in private memory.
+        batch: Items.
+    """
+    _thread.allocate = allocate
+    try:
+        return collate(batch)
+    finally:
+        _thread.allocate = None
 
 
 def collate_privately() -> None:

@@ -14,7 +14,7 @@ import copy
 import dataclasses
 from typing import Any
 
-from fastpipe.torch.loader._in_process import Progress
+from fastpipe.torch.loader._in_process import Beginning, Progress
 from fastpipe.torch.loader._order import Order
 from fastpipe.torch.loader._stream import Opening, Stream, StreamBatch, Turn
 
@@ -39,7 +39,7 @@ class _WorkerProgress:
 
     def next_pass(self) -> _WorkerProgress:
         """Returns the progress at the start of the next pass of the same worker."""
-        # The state in which a worker has abandoned a stream isn't known.
+        # The state in which a worker abandons a stream isn't known before it starts the next pass.
         state = None
         if self.ended and self.state is not None:
             state = {name: self.state.get(name) for name in ("dataset", "generators")}
@@ -51,27 +51,23 @@ class Turns(Order):
 
     Args:
         loader: The loader.
-        resumed: State to resume from. None starts a pass from the beginning.
-        starts: For each worker, the state from which its stream starts. None if the workers start from the dataset.
+        beginning: How the pass begins.
         before: Turns of the previous pass of the same workers.
 
     Attributes:
         yielded: Number of batches that were delivered.
+        is_later: Whether the workers have made batches of earlier passes.
         inline: The stream of this process, if the pass has no workers.
     """
 
-    def __init__(
-        self,
-        loader: Any,
-        resumed: dict[str, Any] | None = None,
-        starts: list[dict[str, Any]] | None = None,
-        before: Turns | None = None,
-    ) -> None:
+    def __init__(self, loader: Any, beginning: Beginning, before: Turns | None = None) -> None:
+        resumed, starts = beginning.order, beginning.starts
         super().__init__(loader, resumed)
         self.yielded = 0
         self.inline: Stream | None = None
         self._every = loader.snapshot_every_n_steps
-        self._is_later = before is not None
+        self.is_later = before is not None
+        self._counts_before = before is not None and before.yielded > 0
         # Worker of the next turn to begin, and worker after that of the last delivered turn.
         self._next_worker = self._next_delivered = 0
         # Workers of the turns that weren't delivered yet, and worker of the last delivered one.
@@ -112,7 +108,11 @@ class Turns(Order):
 
     def opening(self, worker: int) -> Opening:
         """Returns the request with which a worker starts the pass."""
-        return Opening(self._is_later, self.start(worker))
+        return Opening(self.is_later, self._counts_before, self.start(worker))
+
+    def opened(self, worker: int, state: dict[str, Any] | None) -> None:
+        """Records the state with which a worker has started a later pass."""
+        self._workers[worker].state = state
 
     def owner(self, number: int) -> int | None:
         """Returns the worker that makes the batch of a turn."""
@@ -136,8 +136,6 @@ class Turns(Order):
     def deliver(self, batch: StreamBatch) -> None:
         """Records the states that the last received result contains, which isn't an error."""
         worker = self._workers[self._delivered]
-        if batch.start is not None:
-            worker.state, worker.skip = batch.start, 1
         if batch.ended:
             # Further turns that were begun before have no state.
             worker.state = batch.state or worker.state

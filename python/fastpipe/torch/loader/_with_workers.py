@@ -19,7 +19,7 @@ from fastpipe.errors import PassClosedError, WorkerError
 from fastpipe.torch.loader import _messages
 from fastpipe.torch.loader._delivery import Delivery
 from fastpipe.torch.loader._hints import LayoutHints
-from fastpipe.torch.loader._in_process import Pass, ahead_of, fetch_of, stream_batch_size
+from fastpipe.torch.loader._in_process import Beginning, Pass, ahead_of, fetch_of, stream_batch_size
 from fastpipe.torch.loader._pinning import Pinning
 from fastpipe.torch.loader._seeds import GlobalRngWatch
 from fastpipe.torch.loader._structure import is_default
@@ -48,9 +48,9 @@ _FURTHER = 2
 class WithWorkers(Pass):
     """A pass with workers. Persistent workers run further passes with the same object."""
 
-    def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
+    def __init__(self, loader: Any, beginning: Beginning) -> None:
         self._workers_of_pass: Workers | None = None
-        super().__init__(loader, resumed, seed)
+        super().__init__(loader, beginning)
         self._loader_in_order = getattr(loader, "in_order", True)
         self._fetch_kind = fetch_of(loader)
         self._known: LayoutHints = loader._known
@@ -186,7 +186,7 @@ class WithWorkers(Pass):
             if not self._shutdown:
                 self._give_up()
             resumed, rest = loader._taken_state()
-            order = self._order_of(loader, None if resumed is None else resumed["order"])
+            order = self._order_of(loader, Beginning(resumed))
             seed = self.next_seed if resumed is None else resumed["seed"]
             if rest is not None:
                 rest.put_back(loader)

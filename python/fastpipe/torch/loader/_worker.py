@@ -82,10 +82,13 @@ class _Helper:
         self.join_whole: Any = None if task.fetch == "items" else self._join_whole
         self._collate = collate if self.default else task.collate_fn
         if task.fetch == "stream":
+            collate_fn = self._collate_in_place if self.default else task.collate_fn
             self._stream: WorkerStream | None = WorkerStream(
-                Stream(task.dataset, task.batch_size, self._collate, task.drop_last)
+                Stream(task.dataset, task.batch_size, collate_fn, task.drop_last)
             )
             self.join_whole = self._join_stream
+            # The batch that is being made of the stream.
+            self._batch: ItemBatch | None = None
         else:
             self._fetch = fetcher(task.dataset, task.fetch, self._collate)
         # Writes a batch of items that no other worker has created.
@@ -116,23 +119,37 @@ class _Helper:
     def join_own(self, items: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
         return self._own_message(self._seeded(self._collate, items, seed, number), room)
 
-    def _join_whole(self, indices: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
-        made = self._seeded(self._fetch, indices, seed, number)
+    def _join_whole(self, indices: list[Any], room: ItemRoom, batch: ItemBatch) -> tuple[int, int]:
+        made = self._seeded(self._fetch, indices, batch.seed, batch.number)
         room.wait()
         return self._own_message(made, room)
 
-    def _join_stream(self, turns: list[Turn | Opening], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
+    def _join_stream(self, turns: list[Turn | Opening], room: ItemRoom, batch: ItemBatch) -> tuple[int, int]:
         assert self._stream is not None
         (turn,) = turns
         if isinstance(turn, Opening):
-            self._stream.open(turn)
+            state = self._stream.open(turn)
             room.ignore_size()
-            return _messages.message(None, room)
-        answer = self._stream.answer(turn)
-        if answer.is_last:
+            return _messages.message(state, room)
+        self._batch = batch
+        try:
+            made = [self._stream.answer(turn)]
+        except BaseException:
+            batch.release(keep=False)
+            raise
+        finally:
+            self._batch = None
+        if made[0].is_last:
             room.ignore_size()
         room.wait()
-        return self._own_message(answer, room)
+        return _messages.message_of_batch(made, batch, room)
+
+    def _collate_in_place(self, items: list[Any]) -> Any:
+        """Collates items in the memory of the batch, unless they are skipped."""
+        batch = self._batch
+        if batch is None:
+            return collate(items)
+        return _structure.collate_in(batch.array, items)
 
     def end(self) -> None:
         """Drops the iterator of a stream, so that its finalizers run before the process ends."""

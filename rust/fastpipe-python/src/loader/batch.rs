@@ -1,8 +1,9 @@
-//! A batch whose items have been made.
+//! A batch as seen by the worker that makes it of its items.
 
 use std::sync::{Mutex, PoisonError};
 
 use fastpipe_loader::{Claim, ControlBlock, RowKind};
+use numpy::PyUntypedArray;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyWeakrefMethods, PyWeakrefReference};
@@ -10,13 +11,15 @@ use pyo3::types::{PyList, PyWeakrefMethods, PyWeakrefReference};
 use super::layout::ItemLayout;
 use super::memory::{ItemMemory, outside};
 use super::read::Rows;
+use super::room::ItemRoom;
 
-/// A batch whose items have been made, as seen by the worker that joins them into a batch.
+/// A batch as seen by the worker that joins its items, or makes it as a whole.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemBatch {
     block: ControlBlock,
     claim: Claim,
     layout: Option<Py<ItemLayout>>,
+    room: Py<ItemRoom>,
     /// Set until the items are released.
     memory: Mutex<Option<Py<ItemMemory>>>,
 }
@@ -65,14 +68,24 @@ impl ItemBatch {
         Ok(found)
     }
 
-    /// The memory that contains the items.
+    /// Waits for the memory of a batch that is made as a whole. Returns `len` bytes of it as a uint8 array, to which a
+    /// part of the result can be written. None if they don't fit.
+    fn array<'py>(&self, py: Python<'py>, len: usize) -> PyResult<Option<Bound<'py, PyUntypedArray>>> {
+        let memory = self.memory(py)?;
+        py.detach(|| self.block.wait_for_slab(self.claim.slot));
+        let offset = self.block.room_in_slab(self.claim.slot, len);
+        let view = |offset| ItemMemory::array(&memory, offset, len);
+        offset.map(view).transpose()
+    }
+
+    /// The memory that contains the items, and what was written to arrays.
     #[pyo3(name = "memory")]
     fn get_memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, ItemMemory>> {
         self.memory(py)
     }
 
-    /// Releases the items, unless `keep` is set because the result is stored in their memory. Returns whether an object
-    /// in this process still refers to the items. If so, that memory belongs to the object, and the batch must not use
+    /// Releases the memory, unless `keep` is set because the result is stored in it. Returns whether an object
+    /// in this process still refers to it. If so, that memory belongs to the object, and the batch must not use
     /// it.
     fn release(&self, py: Python<'_>, keep: bool) -> PyResult<bool> {
         let memory = self
@@ -86,6 +99,7 @@ impl ItemBatch {
         if let Some(memory) = seen.upgrade() {
             let memory = memory.cast_into::<ItemMemory>()?;
             memory.get().keep(self.block.detach(self.claim.slot));
+            self.room.get().forget();
             return Ok(true);
         }
         if !keep {
@@ -101,12 +115,14 @@ impl ItemBatch {
         block: ControlBlock,
         claim: Claim,
         layout: Option<Py<ItemLayout>>,
+        room: Py<ItemRoom>,
     ) -> PyResult<Self> {
         let memory = Py::new(py, ItemMemory::new(block.clone(), None))?;
         Ok(ItemBatch {
             block,
             claim,
             layout,
+            room,
             memory: Mutex::new(Some(memory)),
         })
     }

@@ -20,8 +20,8 @@ pub(super) struct Helper<'py> {
     /// Takes a list of items, an `ItemRoom`, and the seed and index of their batch. Returns the offset and length of
     /// the result.
     pub(super) join_own: Bound<'py, PyAny>,
-    /// Takes the indices of a batch, an `ItemRoom`, and the batch's seed and index. Returns the offset and length of
-    /// the dataset's result for all indices at once.
+    /// Takes the indices of a batch, an `ItemRoom`, and an `ItemBatch`. Returns the offset and length of the dataset's
+    /// result for all indices at once.
     pub(super) join_whole: Option<Bound<'py, PyAny>>,
     /// Converts bytes to a list of indices.
     pub(super) indices: Bound<'py, PyAny>,

@@ -26,7 +26,11 @@ pub(crate) struct ItemMemory {
 #[pymethods]
 impl ItemMemory {
     /// Returns the bytes from `offset` as a uint8 array.
-    fn array<'py>(slf: &Bound<'py, Self>, offset: usize, len: usize) -> PyResult<Bound<'py, PyUntypedArray>> {
+    pub(crate) fn array<'py>(
+        slf: &Bound<'py, Self>,
+        offset: usize,
+        len: usize,
+    ) -> PyResult<Bound<'py, PyUntypedArray>> {
         ItemMemory::view(slf, &dtype::<u8>(slf.py()), &[len], offset)
     }
 

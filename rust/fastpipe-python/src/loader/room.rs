@@ -13,6 +13,9 @@ use pyo3::types::PyBytes;
 
 use super::memory::{outside, written};
 
+/// The alignment of written bytes.
+const ALIGNED: usize = 64;
+
 /// Bytes of the memory that only this worker writes.
 pub(crate) struct OwnBytes {
     start: NonNull<u8>,
@@ -74,15 +77,26 @@ impl ItemRoom {
 
     /// Waits for the memory of a batch that is written as a whole. The consumer may hold other batches.
     fn wait(&self, py: Python<'_>) {
-        let place = self.state.lock().unwrap_or_else(PoisonError::into_inner).0;
-        if let Some(place) = place {
+        if let Some(place) = self.place() {
             py.detach(|| self.block.wait_for_slab(place.slot));
+        }
+    }
+
+    /// Allocates the memory of a batch that is written as a whole, unless the consumer allocates it. `sizes` are the
+    /// numbers of bytes that will be written.
+    fn reserve(&self, sizes: Vec<usize>) {
+        let aligned = |len: usize| len.checked_next_multiple_of(ALIGNED);
+        let whole = sizes
+            .into_iter()
+            .try_fold(0usize, |all, len| all.checked_add(aligned(len)?));
+        if let (Some(place), Some(whole)) = (self.place(), whole) {
+            self.block.reserve(place.slot, whole);
         }
     }
 
     /// Says that the size of this batch doesn't tell the size of other batches.
     fn ignore_size(&self) {
-        if let Some(place) = self.state.lock().unwrap_or_else(PoisonError::into_inner).0 {
+        if let Some(place) = self.place() {
             self.block.ignore_size(place.slot);
         }
     }
@@ -99,6 +113,15 @@ impl ItemRoom {
             block,
             state: Mutex::default(),
         }
+    }
+
+    fn place(&self) -> Option<Place> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Forgets the memory to which this worker wrote last, because it no longer belongs to the batch.
+    pub(crate) fn forget(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).1 = Written::default();
     }
 
     /// Assigns later writes to this batch.

@@ -4,6 +4,7 @@ use fastpipe_loader::{Claim, StealableRows, nanos};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+use super::batch::ItemBatch;
 use super::seeds::BATCH;
 use super::worker::{ItemWorker, Loop};
 
@@ -47,7 +48,8 @@ impl<'py> Loop<'_, 'py> {
         let (indices, plain): (Vec<_>, Vec<_>) = indices.collect::<PyResult<Vec<_>>>()?.into_iter().unzip();
         let begun = nanos();
         block.begin_item(*number, claim.number, 0, plain.first().copied().flatten(), begun);
-        let arguments = (PyList::new(py, indices)?, &self.room, claim.seed, claim.number);
+        let batch = ItemBatch::new(py, block.clone(), claim.clone(), None, self.room.clone().unbind())?;
+        let arguments = (PyList::new(py, indices)?, &self.room, batch);
         let found = join.call1(arguments).and_then(|found| found.extract());
         block.end_item(*number, nanos().saturating_sub(begun));
         found

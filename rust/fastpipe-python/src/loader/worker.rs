@@ -429,7 +429,10 @@ impl<'py> Loop<'_, 'py> {
             .map(|number| self.layout(py, number))
             .transpose()?;
         let run = || -> PyResult<(usize, usize)> {
-            let batch = Bound::new(py, ItemBatch::new(py, block.clone(), claim.clone(), layout)?)?;
+            let batch = Bound::new(
+                py,
+                ItemBatch::new(py, block.clone(), claim.clone(), layout, self.room.clone().unbind())?,
+            )?;
             self.helper.join.call1((batch, &self.room))?.extract()
         };
         let done = match run() {
