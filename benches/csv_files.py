@@ -1,7 +1,9 @@
 """Compares CSV scanning, parsing, and sampling with polars, pyarrow, DuckDB, and pandas, in turn.
 
-All readers use two threads and read a file of 20 float columns from the page cache. Ratios are ratios of medians. The
-peers parse to a data frame, fastpipe to batches of 8,192 rows.
+All readers use two threads and read from the page cache: a file of 20 float columns (`floats`), one of an integer, a
+text, a time and a float (`mixed`), and one of 50,000 columns (`wide`). Ratios are ratios of medians. The peers parse to
+a data frame, fastpipe to batches of 8,192 rows, or of 64 rows of 50,000 columns. In the last two files every reader
+infers the types.
 """
 
 from __future__ import annotations
@@ -99,10 +101,8 @@ def measure(bench: Bench, path: Path, rows: int) -> None:
     bench.table("", "seconds|,.1f", title=f"{count:,} rows by pandas with skiprows")("once", once)
 
 
-def main(bench: Bench) -> None:
-    """Writes a CSV file and measures it."""
-    pa.set_cpu_count(2)
-    duckdb.sql("set threads = 2")
+def floats(bench: Bench) -> None:
+    """Measures a file of floats."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.csv"
         rows = write(path, bench.args.megabytes)
@@ -110,6 +110,54 @@ def main(bench: Bench) -> None:
         measure(bench, path, rows)
 
 
+def inferred(bench: Bench, title: str, table: pa.Table, batch_size: int, peers: tuple[str, ...], wanted: float) -> None:
+    """Measures parsing of a table by readers that infer the types."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.csv"
+        csv.write_csv(table, path, csv.WriteOptions(quoting_style="none"))
+        os.utime(path, (1e9, 1e9))
+        name, count = str(path), table.num_rows
+
+        def parse() -> None:
+            reader = fastpipe.read_csv(path, batch_size=batch_size, num_threads=2)
+            assert sum(len(batch[table.column_names[0]]) for batch in reader) == count
+
+        blocks = csv.ReadOptions(block_size=max(1 << 20, path.stat().st_size // 8))
+        readers: dict[str, Callable[[], Any]] = {
+            "fastpipe": parse,
+            "pyarrow": lambda: csv.read_csv(name, read_options=blocks),
+            "polars": lambda: pl.read_csv(name, try_parse_dates=True),
+        }
+        sides = {side: readers[side] for side in ("fastpipe", *peers)}
+        compare(bench, title, sides, path.stat().st_size, wanted)
+
+
+def mixed(bench: Bench) -> None:
+    """Measures a file of four types."""
+    rows, draw = bench.args.megabytes * 15_000, np.random.default_rng(1)
+    words = pa.array([f"word {number}" for number in range(1000)])
+    table = pa.table(
+        {
+            "integer": draw.integers(0, 1 << 30, rows),
+            "text": words.take(pa.array(draw.integers(0, 1000, rows))),
+            "time": pa.array(draw.integers(0, 1 << 31, rows), pa.timestamp("s")),
+            "float": (draw.standard_normal(rows) * 10).round(5),
+        }
+    )
+    inferred(bench, "An integer, a text, a time and a float", table, 8192, ("pyarrow", "polars"), 1.4)
+
+
+def wide(bench: Bench) -> None:
+    """Measures a file of many columns."""
+    values = (np.random.default_rng(1).standard_normal((bench.args.columns, bench.args.wide_rows)) * 10).round(5)
+    table = pa.table({f"c{number}": column for number, column in enumerate(values)})
+    inferred(bench, f"{bench.args.columns:,} columns", table, 64, ("pyarrow", "polars"), 1.0)
+
+
 if __name__ == "__main__":
-    packages, sizes = ("pyarrow", "polars", "duckdb", "pandas"), {"megabytes": (1000, 20), "rows": (100_000, 2_000)}
-    Bench("csv_files", __doc__, rounds=(5, 2), packages=packages, **sizes).run(main)
+    pa.set_cpu_count(2)
+    duckdb.sql("set threads = 2")
+    parts = {"floats": floats, "mixed": mixed, "wide": wide}
+    sizes: dict[str, Any] = {"megabytes": (1000, 20), "rows": (100_000, 2_000)}
+    sizes |= {"columns": (50_000, 5_000), "wide_rows": (500, 100), "parts": list(parts)}
+    Bench("csv_files", __doc__, rounds=(5, 2), packages=("pyarrow", "polars", "duckdb", "pandas"), **sizes).run(parts)

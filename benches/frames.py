@@ -35,11 +35,12 @@ def build() -> str:
 
 
 def sides_of(bench: Bench, names: tuple[str, ...], dataset: str) -> list[Side]:
-    """Returns a side for each reader and each batch size that it supports."""
-    rows = plan.RECORDS[dataset] // (plan.PART if bench.quick else 1)
-    path, known = plan.Spec(dataset).file(rows, bench.say)
+    """Returns a side for each reader and each batch size that it supports. `dataset` may have a codec: `a/deflate`."""
+    spec = plan.Spec.parse(dataset if "/" in dataset else f"{dataset}/null")
+    rows = plan.RECORDS[spec.dataset] // (plan.PART if bench.quick else 1)
+    path, known = spec.file(rows, bench.say)
     found = []
-    kinds = {column.kind for column in generate.DATASETS[dataset]}
+    kinds = {column.kind for column in generate.DATASETS[spec.dataset]}
     for name in names:
         if name.endswith("-views") and kinds.isdisjoint(("string", "strings")):
             continue
@@ -47,7 +48,7 @@ def sides_of(bench: Bench, names: tuple[str, ...], dataset: str) -> list[Side]:
         whole = name in ("polars", "polars-avro")
         for batch in BATCHES[:1] if whole else BATCHES:
             label = name if whole else f"{name}, {batch:,}"
-            found.append(Side(name, Job(str(path), dataset, batch), known["sums"], label))
+            found.append(Side(name, Job(str(path), spec.dataset, batch), known["sums"], label))
     return found
 
 
@@ -77,4 +78,5 @@ def main(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    Bench("frames", __doc__, cells=(list("abcdef"), list("af"))).run(main)
+    everything = [*"abcdef", *(f"{dataset}/deflate" for dataset in "abcdef")]
+    Bench("frames", __doc__, cells=(everything, list("af"))).run(main)

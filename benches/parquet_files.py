@@ -21,8 +21,14 @@ LEAVES: dict[str, dict[str, str]] = {
     "vectors": {"x": "float32", "label": "int8"},
     # Two strings, a ragged array of 0 to 16 longs, a label.
     "texts": {"title": "uint8", "query": "uint8", "clicks": "int64", "label": "int8"},
+    # Strings that repeat, so that pages refer to a dictionary.
+    "words": {"country": "uint8", "city": "uint8", "query": "uint8", "title": "uint8"},
 }
 """Table -> column -> dtype of its values. The values of a string column are bytes."""
+
+
+DISTINCT = {"country": 200, "city": 5_000, "query": 1_000, "title": 10_000}
+"""Column of "words" -> number of different strings."""
 
 
 def _columns(table: str, rows: int, rng: np.random.Generator, sums: generate.Sums) -> dict[str, Any]:
@@ -50,6 +56,13 @@ def _columns(table: str, rows: int, rng: np.random.Generator, sums: generate.Sum
             for name, kind in LEAVES[table].items()
         }
         return {name: pa.array(summed(name, values)) for name, values in drawn.items()}
+    if table == "words":
+        found = {}
+        for name, count in DISTINCT.items():
+            strings = pa.array(["".join(map(chr, rng.integers(97, 123, rng.integers(4, 20)))) for _ in range(count)])
+            found[name] = strings.take(pa.array(rng.integers(0, count, rows)))
+            summed(name, np.frombuffer(found[name].buffers()[2], "u1"))
+        return found
     label = pa.array(summed("label", rng.integers(0, 2, rows, "int8")))
     if table == "vectors":
         x = summed("x", rng.random(rows * 128, "float32"))

@@ -17,7 +17,7 @@ from typing import Any
 import device
 from harness import HERE, RESULTS
 
-SECTIONS = ["compare", "threads", "memory", "sweep", "growth", "auto", "shuffle", "index", "in_memory"]
+SECTIONS = ["compare", "threads", "memory", "sweep", "growth", "auto", "shuffle", "index", "in_memory", "starts"]
 SECTIONS += ["interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "bags"]
 SECTIONS += ["published", "atds", "atds_small", "storage"]
 SECTIONS += ["tfrecord", "writing", "sql", "leases", "describe", "service"]

@@ -1,4 +1,4 @@
-"""Readers of Parquet files: fastpipe, pyarrow, Hugging Face's datasets and Ray Data.
+"""Readers of Parquet files: fastpipe, pyarrow, polars, Hugging Face's datasets and Ray Data.
 
 A job's `shuffle` is the number of rows in the shuffle buffer, -1 for fastpipe's `shuffle=True`, or 0 for file order.
 """
@@ -45,7 +45,7 @@ def _leaf(array: Any) -> tuple[Any, int]:
 
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
         array = array.cast(pa.large_string())
         ends = np.frombuffer(array.buffers()[1], "i8")[array.offset : array.offset + len(array) + 1]
         return np.frombuffer(array.buffers()[2], "u1")[ends[0] : ends[-1]], len(array)
@@ -120,6 +120,36 @@ class PyarrowWorker(ParquetWorker):
         with self.library.ParquetFile(job.path) as file:
             for batch in file.iter_batches(job.batch, use_threads=False):
                 yield batch.num_rows, batch
+
+
+class TakeWorker(ParquetWorker):
+    """Reads the whole table with pyarrow, and takes its rows in a random order, a batch at a time."""
+
+    packages = ("pyarrow",)
+    modules = ("pyarrow.parquet",)
+
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        table = self.library.read_table(job.path, use_threads=False).combine_chunks()
+        order = np.random.default_rng(SEED).permutation(table.num_rows)
+        for start in range(0, len(order), job.batch):
+            batch = table.take(order[start : start + job.batch])
+            yield batch.num_rows, batch
+
+
+class PolarsWorker(ParquetWorker):
+    """Reads one frame with polars. The frame is dropped after the clock is stopped."""
+
+    packages = ("polars", "pyarrow")
+    modules = ("polars",)
+
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        frame = self.library.read_parquet(job.path)
+        yield frame.height, {name: frame[name].to_arrow() for name in frame.columns}
+
+    def read(self, job: Job) -> Pass:
+        before = self.cpu()
+        frame = self.library.read_parquet(job.path)
+        return Pass(frame.height, frame, cpu=self.cpu() - before)
 
 
 class DatasetsWorker(ParquetWorker):
