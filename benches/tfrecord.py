@@ -113,4 +113,6 @@ def main(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    Bench("tfrecord", __doc__, rounds=(5, 3), packages=("tensorflow", "tensorflow-cpu"), rows=(200_000, 20_000)).run(main)
+    Bench("tfrecord", __doc__, rounds=(5, 3), packages=("tensorflow", "tensorflow-cpu"), rows=(200_000, 20_000)).run(
+        main
+    )

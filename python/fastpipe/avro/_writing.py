@@ -150,7 +150,7 @@ def copy_records(
     *,
     codec: str,
     block_bytes: int,
-    told: Callable[[int], object],
+    on_progress: Callable[[int], object],
 ) -> int:
     """Writes encoded records with any schema, without decoding them.
 
@@ -161,7 +161,7 @@ def copy_records(
         metadata: Additional entries of the header.
         codec: The name of the codec, which compresses at its default level.
         block_bytes: The size in bytes, before compression, at which a block is closed.
-        told: Function that is called with the number of records of each batch, after they were written.
+        on_progress: Function that is called with the number of records of each batch, after they were written.
 
     Returns:
         The number of records that were written.
@@ -172,7 +172,7 @@ def copy_records(
         writer = AvroWriter(temporary, shown=path, schema=schema, writing=writing, encoded=True)
         try:
             for batch in batches:
-                told(writer.copy(batch))
+                on_progress(writer.copy(batch))
                 del batch  # Releases it before the next batch is drawn.
             rows, _, _ = writer.finish()
         finally:
@@ -180,13 +180,13 @@ def copy_records(
     return rows
 
 
-def _write(writer: AvroWriter, given: Iterator[Part], inferring: bool, told: Any) -> None:
+def _write(writer: AvroWriter, given: Iterator[Part], inferring: bool, on_progress: Any) -> None:
     known = not inferring
     for data, required, declared in given:
         if declared is not None:
             writer.declare(declared, required)
         else:
-            writer.write(data, required, told)
+            writer.write(data, required, on_progress)
         known = True
         del data  # Releases it before the next item is drawn.
     if not known:

@@ -176,7 +176,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn chunks_are_those_of_a_naive_list(
+        fn chunks_match_a_naive_list(
             files in proptest::collection::vec(proptest::collection::vec((1u32..9, 0u32..4), 0..90), 0..5),
         ) {
             let (mut chunks, mut naive) = (Chunks::default(), Vec::new());

@@ -174,9 +174,14 @@ impl AvroWriter {
         })
     }
 
-    /// Writes the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` one by one. `told` is called
+    /// Writes the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` one by one. `on_progress` is called
     /// with the number of rows each time that rows are encoded.
-    fn write(&self, table: &Bound<'_, PyAny>, required: Vec<String>, told: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn write(
+        &self,
+        table: &Bound<'_, PyAny>,
+        required: Vec<String>,
+        on_progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
         let py = table.py();
         let mut locked = self.state.lock()?;
         let state = &mut *locked;
@@ -186,7 +191,7 @@ impl AvroWriter {
             let encoder = py.detach(|| State::encoder(state, &batch.schema(), &required)).py(py)?;
             let encoder = encoder.ok_or_else(closed)?;
             let batch = py.detach(|| check(&batch).and_then(|()| nested(&batch))).py(py)?;
-            push_parts(py, &batch, encoder, Encoder::rows_at_once, Encoder::push, told)
+            push_parts(py, &batch, encoder, Encoder::rows_at_once, Encoder::push, on_progress)
         };
         guarded(py, || {
             let schema = each(table, &mut push)?;

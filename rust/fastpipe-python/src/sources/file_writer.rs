@@ -53,22 +53,22 @@ pub(crate) fn check(batch: &RecordBatch) -> Result<(), Error> {
 }
 
 /// Passes the rows of a batch to `push` in parts, each of at most as many rows as `rows_at_once` returns. A batch
-/// without rows is one part. `told` is called with the number of rows after each part, and signals are handled.
+/// without rows is one part. `on_progress` is called with the number of rows after each part, and signals are handled.
 pub(crate) fn push_parts<W: Send>(
     py: Python<'_>,
     batch: &RecordBatch,
     writer: &mut W,
     rows_at_once: impl Fn(&W) -> usize,
     push: impl Fn(&mut W, &RecordBatch) -> Result<(), Error> + Sync,
-    told: Option<&Bound<'_, PyAny>>,
+    on_progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let (mut from, rows) = (0, batch.num_rows());
     loop {
         let part = batch.slice(from, rows_at_once(writer).min(rows - from));
         py.detach(|| push(writer, &part)).py(py)?;
         from += part.num_rows();
-        if let Some(told) = told {
-            told.call1((part.num_rows(),))?;
+        if let Some(on_progress) = on_progress {
+            on_progress.call1((part.num_rows(),))?;
         }
         py.check_signals()?;
         if from == rows {

@@ -67,9 +67,9 @@ impl TfRecordWriter {
         })
     }
 
-    /// Writes the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` one by one. `told` is called
+    /// Writes the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` one by one. `on_progress` is called
     /// with the number of rows each time that rows are encoded.
-    fn write(&self, table: &Bound<'_, PyAny>, told: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn write(&self, table: &Bound<'_, PyAny>, on_progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let py = table.py();
         let mut locked = self.state.lock()?;
         let state = &mut *locked;
@@ -77,7 +77,7 @@ impl TfRecordWriter {
             each(table, |batch| {
                 let state = state.as_mut().ok_or_else(closed)?;
                 py.detach(|| check(&batch)).py(py)?;
-                push_parts(py, &batch, state, |_| ROWS, State::push, told)
+                push_parts(py, &batch, state, |_| ROWS, State::push, on_progress)
             })
             .map(drop)
         })
