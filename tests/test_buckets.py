@@ -31,7 +31,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 
 def index(value: Any, edges: Any) -> int:
-    """Returns the count of edges up to a value, by exact arithmetic."""
+    """Returns the number of edges at or below a value, computed with exact arithmetic."""
     if not isinstance(value, int) and not np.isfinite(value):
         return len(edges) if value > 0 else 0
     return sum(Fraction(edge) <= Fraction(value) for edge in edges)
@@ -110,7 +110,7 @@ floats = st.one_of(
 
 @st.composite
 def cases(draw: Any) -> tuple[str, list[Any], list[Any], list[Any]]:
-    """Returns the kind of numbers, the numbers, the rows of lists, and the edges."""
+    """Draws the kind of the numbers, one number per row, one list per row, and the edges."""
     kind = draw(st.sampled_from(["integer", "float"]))
     numbers = integers if kind == "integer" else floats
     values = draw(st.lists(st.one_of(st.none(), numbers), min_size=1, max_size=9))
@@ -150,7 +150,7 @@ def test_buckets_match_exact_arithmetic(source: str, case: Any, dtype: str, batc
     if "many" in found:
         row = lambda many: [None if value is None else index(value, edges) for value in many]  # noqa: E731
         assert found["many"] == [None if many is None else row(many) for many in lists]
-    # NumPy agrees unless it rounds.
+    # NumPy rounds integers beyond 2**53, so it is compared only below that.
     every = np.array([value for value in values if value is not None], object)
     if all(abs(number) <= 2**53 for number in (*every, *edges)):
         expected = np.searchsorted(np.array(edges, float), every.astype(float), side="right").tolist()
@@ -221,7 +221,7 @@ def test_every_type_of_avro(ty: Any, values: list[Any], tmp_path: Path) -> None:
     assert reader.features["again"] == RaggedSpec((None, None), "int64")
 
 
-def test_a_file_with_other_numbers(tmp_path: Path) -> None:
+def test_files_whose_number_types_differ(tmp_path: Path) -> None:
     for name, ty, value in (("1", "int", 2), ("2", "double", 1.5), ("3", "long", 2**53 + 1)):
         with (tmp_path / f"{name}.avro").open("wb") as file:
             fastavro.writer(file, fastavro.parse_schema(wire.record("R", x=ty)), [{"x": value}])
@@ -305,7 +305,7 @@ def test_keys_of_integer_folders(read: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["avro", "messages", "arrow", "dictionary", "parquet"])
-def test_nan_has_a_bucket_only_if_asked_for(source: str, tmp_path: Path) -> None:
+def test_nan_has_a_bucket_only_on_request(source: str, tmp_path: Path) -> None:
     values, lists = [1.0, float("nan"), None, float("inf")], [[float("nan")], [], None, [0.0]]
     read = SOURCES[source](tmp_path, "float", values, lists)
     spec = BucketSpec([1, 2], on_nan="bucket", fill=9)
@@ -429,7 +429,7 @@ def test_specs_are_values() -> None:
 
 
 def test_descriptions_of_specs_depend_on_the_edges() -> None:
-    """Checks what servers and caches compare."""
+    """Servers and caches compare these descriptions."""
 
     def text(*edges: float, **options: Any) -> str:
         return json.dumps(described(fastpipe.typing.Features({"x": BucketSpec(edges, **options)})))

@@ -1,4 +1,4 @@
-"""Dense arrays of forms: `Ragged.to_padded`, `Ragged.to_counts` and `to_dense` of sparse rows, compared with lists."""
+"""`Ragged.to_padded`, `Ragged.to_counts`, `Sparse.to_dense` and `SparseCSR.to_dense`, compared with lists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain(rows: list[list[Any]], length: int, value: Any) -> list[list[Any]]:
 @given(rows=rows_of_numbers, length=st.one_of(st.none(), st.integers(0, 7)), start=st.integers(0, 3))
 def test_padded_rows_match_lists(rows: list[list[int]], length: int | None, start: int) -> None:
     whole = ragged(rows, "int16")
-    # Offsets of a view don't begin with 0.
+    # The offsets of a slice don't begin at 0.
     forms = [(whole, rows), (whole[start:], rows[start:]), (Ragged(whole.values, whole.offsets[start:]), rows[start:])]
     for form, expected in forms:
         if len(form.offsets) == 0:

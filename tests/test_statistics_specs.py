@@ -70,7 +70,7 @@ def test_specs_of_statistics_read_the_same_table(integers: list[Any], width: int
     assert {spec.on_null for spec in specs.values()} <= {"mask", "error"}
 
 
-def test_buckets_have_about_equally_many_values() -> None:
+def test_buckets_have_similar_counts_of_values() -> None:
     values = np.random.default_rng(3).lognormal(size=5000)
     spec = fastpipe.from_arrays({"x": values}, batch_size=64).describe()["x"].to_spec(num_buckets=8)
     (batch,) = fastpipe.from_arrays({"x": values}, features={"x": spec}, batch_size=5000)
