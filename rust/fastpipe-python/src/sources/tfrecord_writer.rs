@@ -14,8 +14,11 @@ use pyo3::prelude::*;
 use crate::arrays::arrow_import::each;
 use crate::errors::{IntoPy, guarded};
 
-/// The number of rows that are encoded at once. Signals are handled after them.
+/// The maximum number of rows that are encoded at once, and their approximate size. Signals are handled after them.
 const ROWS: usize = 4096;
+const BYTES: usize = 1 << 20;
+/// The number of rows that are encoded first, when their size is unknown.
+const FIRST_ROWS: usize = 64;
 
 /// A TFRecord file that is being written. The path must name an existing file, to which the writer appends.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -30,6 +33,8 @@ struct State {
     bytes: u64,
     /// Working memory for encoded records.
     encoded: Vec<u8>,
+    /// The number of rows to encode next.
+    at_once: usize,
 }
 
 impl State {
@@ -44,6 +49,8 @@ impl State {
         written.map_err(|error| Error::io(&self.path, &error))?;
         self.rows += batch.num_rows() as u64;
         self.bytes += self.encoded.len() as u64;
+        let row = self.encoded.len() / batch.num_rows().max(1);
+        self.at_once = (BYTES / row.max(1)).clamp(1, ROWS);
         Ok(())
     }
 }
@@ -75,6 +82,7 @@ impl TfRecordWriter {
             rows: 0,
             bytes: 0,
             encoded: Vec::new(),
+            at_once: FIRST_ROWS,
         };
         Ok(TfRecordWriter {
             state: Mutex::new(Some(state)),
@@ -91,15 +99,19 @@ impl TfRecordWriter {
             each(table, |batch| {
                 let state = state.as_mut().ok_or_else(closed)?;
                 py.detach(|| sound(&batch)).py(py)?;
-                for from in (0..batch.num_rows().max(1)).step_by(ROWS) {
-                    let part = batch.slice(from, ROWS.min(batch.num_rows() - from));
+                let mut from = 0;
+                loop {
+                    let part = batch.slice(from, state.at_once.min(batch.num_rows() - from));
                     py.detach(|| state.push(&part)).py(py)?;
+                    from += part.num_rows();
                     if let Some(told) = told {
                         told.call1((part.num_rows(),))?;
                     }
                     py.check_signals()?;
+                    if from == batch.num_rows() {
+                        return Ok(());
+                    }
                 }
-                Ok(())
             })
             .map(drop)
         })
