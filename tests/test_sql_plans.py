@@ -126,6 +126,15 @@ def test_many_numbers_without_gaps(filled: Filled, gap: int) -> None:
     assert np.concatenate([batch["k"] for batch in reader]).tolist() == keys
 
 
+@pytest.mark.parametrize("rows", [50_000, 50_001])
+@pytest.mark.parametrize("partitions", [100, 90, 7])
+def test_keys_without_gaps_fill_all_partitions(filled: Filled, rows: int, partitions: int) -> None:
+    connection = filled("k bigint PRIMARY KEY", ["k"], [range(5, 5 + rows)])
+    plan = fastpipe.sql.partition_sql("SELECT k FROM t", connection, num_partitions=partitions)
+    assert (plan.rows, len(plan.partitions)) == (rows, partitions)
+    assert plan.skew <= 1.15
+
+
 def test_a_query_of_many_rows_without_a_key_is_counted_once(filled: Filled) -> None:
     """Checks that rows are counted by a hash, unless it is uneven: then the rows of each value are counted."""
     rows = 30_000
