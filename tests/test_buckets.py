@@ -173,6 +173,14 @@ def test_every_dtype_of_arrays(dtype: str) -> None:
     assert oracle.rows(batch["pair"]) == np.digitize(arrays["pair"], edges).tolist()
 
 
+def test_short_floats_are_compared_with_their_own_values() -> None:
+    # The nearest float32 is above 0.1 by 1.5e-9, and the nearest float16 is below it by 2.4e-5.
+    for dtype, edges in (("float32", [0.1 + 1e-9, 0.1 + 2e-9]), ("float16", [0.1 - 3e-5, 0.1 - 2e-5])):
+        arrays = {"x": np.array([0.1], dtype)}
+        (batch,) = fastpipe.from_arrays(arrays, features={"x": BucketSpec(edges)}, batch_size=1)
+        assert batch["x"].tolist() == [1]
+
+
 def test_large_unsigned_integers_are_exact() -> None:
     top = 2**64 - 1
     arrays = {"x": np.array([0, 2**63 - 1, 2**63, top - 1, top], "uint64")}
@@ -249,6 +257,22 @@ def test_defaults_of_a_readers_schema(tmp_path: Path) -> None:
     }
     (batch,) = fastpipe.read_avro(tmp_path, features={"tenth": BucketSpec([0.1 + 1e-9])}, **options)
     assert batch["tenth"].tolist() == [1]
+
+
+def test_integers_are_rounded_where_a_readers_schema_has_doubles(tmp_path: Path) -> None:
+    with (tmp_path / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(wire.record("R", x="long")), [{"x": 2**53 + 1}, {"x": 2**53 + 2}])
+    options: Any = {"features": {"x": BucketSpec([2**53 + 1])}, "batch_size": 9}
+    for schema, expected in ((None, [1, 1]), (json.dumps(wire.record("R", x="double")), [0, 1])):
+        (batch,) = fastpipe.read_avro(tmp_path, reader_schema=schema, **options)
+        assert batch["x"].tolist() == expected
+
+
+def test_stored_values_of_nulls_have_no_effect() -> None:
+    bits, numbers = pa.py_buffer(b"\x02"), pa.py_buffer(np.array([np.nan, 1.0]))
+    column = pa.Array.from_buffers(pa.float64(), 2, [bits, numbers])
+    (batch,) = fastpipe.from_arrow(pa.table({"x": column}), features={"x": BucketSpec([1], fill=7)}, batch_size=9)
+    assert batch["x"].tolist() == [7, 1]
 
 
 def test_decimals_of_arrow() -> None:

@@ -87,6 +87,13 @@ def test_a_frequent_smallest_value_has_its_own_bucket(kind: Any, rare: int) -> N
     assert 0 < spec.edges[0] <= rare
 
 
+def test_one_rare_value_has_its_own_bucket() -> None:
+    # The value is rarer than the last of 65,536 quantiles.
+    values = np.array([0] * 150_000 + [7])
+    spec = fastpipe.from_arrays({"x": values}, batch_size=50_000).describe()["x"].to_spec(field="y")
+    assert spec == BucketSpec([7], field="y")
+
+
 def test_options_of_vocabularies() -> None:
     feature = statistics(x=["a", "b", "b", "c", "c", "c", None])["x"]
     assert feature.to_spec() == VocabularySpec(["c", "b", "a"], on_unknown="bucket", on_null="mask")

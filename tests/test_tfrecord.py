@@ -215,6 +215,26 @@ def test_the_last_entry_and_the_last_kind_count() -> None:
     rows = b"".join(map(frame, (twice, merged, joined)))
     assert values(rows, features={"x": fastpipe.RaggedSpec((None,), "int64")}) == {"x": [[2], [3], [4, 5]]}
     assert values(rows)["x"] == [[2], [3], [4, 5]]
+    longer = frame(field(1, entry("x", feature([1])) + entry("x", feature([2, 3]))))
+    with fastpipe.read_tfrecord(longer, batch_size=1) as reader:
+        assert reader.features == {"x": fastpipe.DenseSpec((2,), "int64")}
+
+
+def test_unknown_fields_of_every_message_are_skipped() -> None:
+    # Field 15 with each wire type, and field 1 with a wire type that no message has.
+    more = b"\x78\x05\x79" + bytes(8) + b"\x7a\x02ab\x7d" + bytes(4) + b"\x7b\x08\x01\x7c\x09" + bytes(8)
+
+    def within(*fields: bytes) -> bytes:
+        return more + b"".join(each + more for each in fields)
+
+    for number, one, two, spec, expected in (
+        (1, field(1, b"a"), field(1, b"b"), "string", ["a", "b"]),
+        (2, b"\x0d\0\0\xa0\x40", field(1, b"\0\0\xc0\x40"), "float32", [5.0, 6.0]),
+        (3, b"\x08\x07", field(1, b"\x09"), "int64", [7, 9]),
+    ):
+        lists = within(field(number, within(one)), field(number, within(two)))
+        record = frame(within(field(1, within(field(1, within(field(1, b"x"), field(2, lists)))))))
+        assert values(record, features={"x": fastpipe.RaggedSpec((None,), spec)}) == {"x": [expected]}
 
 
 def test_specs_that_do_not_fit_are_refused_when_files_are_opened() -> None:
@@ -305,6 +325,16 @@ def test_records_that_are_not_examples_name_the_byte() -> None:
         assert (error.offset or 0) >= len(frame(example({"x": 1.0}))) + 12
 
 
+def test_text_that_is_not_utf8_is_an_error() -> None:
+    rows = file([{"t": "ä"}, {"t": b"\xff"}])
+    for spec in (fastpipe.DenseSpec((), "string"), fastpipe.RaggedSpec((None,), "string")):
+        error = failure(rows, features={"t": spec})
+        assert isinstance(error, errors.MalformedFileError)
+        assert 'isn\'t UTF-8: read the feature as "bytes"' in str(error)
+        assert (error.feature, error.record) == ("t", 1)
+    assert values(rows, features={"t": fastpipe.DenseSpec((), "bytes")}) == {"t": ["ä".encode(), b"\xff"]}
+
+
 def test_damaged_records_do_not_hide_others() -> None:
     rows = [{"x": i} for i in range(100)]
     data = bytearray(file(rows))
@@ -346,6 +376,23 @@ def test_an_index_is_kept_used_and_extended(tmp_path: Path, caplog: pytest.LogCa
             data[at % len(data)] ^= 0xFF
             entry_file.write_bytes(bytes(data))
         assert read() == list(range(2000))
+
+
+def test_an_index_of_other_contents_is_not_used(tmp_path: Path) -> None:
+    path, cache = tmp_path / "x.tfrecord", tmp_path / "cache"
+    one = file({"x": i, "pad": "x" * 300} for i in range(500))
+    two = file({"x": -i, "pad": "x" * 100} for i in range(500))
+
+    def read(**options: Any) -> Any:
+        with fastpipe.read_tfrecord(path, columns=["x"], batch_size=70, shuffle=True, seed=1, **options) as reader:
+            return reader._data.handle.layout(), [batch["x"].tolist() for batch in reader]
+
+    # The same size, the same time and other records; other records and more of them; and more records.
+    for later in (two + one, two + one + two, one + two + two):
+        for data in (one + two, later):
+            path.write_bytes(data)
+            aged(path)
+            assert read(index_cache=cache) == read()
 
 
 def test_each_large_record_is_a_separate_unit() -> None:
