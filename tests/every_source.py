@@ -1,4 +1,4 @@
-"""Readers of 240 rows from each source, and the orders, for tests of promises that all sources keep."""
+"""Readers of 240 rows from each source, and the orders, for tests that all sources must pass."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 
 def index(value: Any, edges: Any) -> int:
-    """Returns the count of edges up to a value, by exact arithmetic."""
+    """Returns the number of edges at or below a value, computed with exact arithmetic."""
     if not isinstance(value, int) and not np.isfinite(value):
         return len(edges) if value > 0 else 0
     return sum(Fraction(edge) <= Fraction(value) for edge in edges)
@@ -110,7 +110,7 @@ floats = st.one_of(
 
 @st.composite
 def cases(draw: Any) -> tuple[str, list[Any], list[Any], list[Any]]:
-    """Returns the kind of numbers, the numbers, the rows of lists, and the edges."""
+    """Draws the kind of the numbers, one number per row, one list per row, and the edges."""
     kind = draw(st.sampled_from(["integer", "float"]))
     numbers = integers if kind == "integer" else floats
     values = draw(st.lists(st.one_of(st.none(), numbers), min_size=1, max_size=9))
@@ -150,7 +150,7 @@ def test_buckets_match_exact_arithmetic(source: str, case: Any, dtype: str, batc
     if "many" in found:
         row = lambda many: [None if value is None else index(value, edges) for value in many]  # noqa: E731
         assert found["many"] == [None if many is None else row(many) for many in lists]
-    # NumPy agrees unless it rounds.
+    # NumPy rounds integers beyond 2**53, so it is compared only below that.
     every = np.array([value for value in values if value is not None], object)
     if all(abs(number) <= 2**53 for number in (*every, *edges)):
         expected = np.searchsorted(np.array(edges, float), every.astype(float), side="right").tolist()
@@ -171,6 +171,14 @@ def test_every_dtype_of_arrays(dtype: str) -> None:
     (batch,) = fastpipe.from_arrays(arrays, features=features, batch_size=9)
     assert batch["x"].tolist() == np.digitize(values, edges).tolist() == [0, 1, 2, 2, 3]
     assert oracle.rows(batch["pair"]) == np.digitize(arrays["pair"], edges).tolist()
+
+
+def test_short_floats_are_compared_with_their_own_values() -> None:
+    # The nearest float32 is above 0.1 by 1.5e-9, and the nearest float16 is below it by 2.4e-5.
+    for dtype, edges in (("float32", [0.1 + 1e-9, 0.1 + 2e-9]), ("float16", [0.1 - 3e-5, 0.1 - 2e-5])):
+        arrays = {"x": np.array([0.1], dtype)}
+        (batch,) = fastpipe.from_arrays(arrays, features={"x": BucketSpec(edges)}, batch_size=1)
+        assert batch["x"].tolist() == [1]
 
 
 def test_large_unsigned_integers_are_exact() -> None:
@@ -221,7 +229,7 @@ def test_every_type_of_avro(ty: Any, values: list[Any], tmp_path: Path) -> None:
     assert reader.features["again"] == RaggedSpec((None, None), "int64")
 
 
-def test_a_file_with_other_numbers(tmp_path: Path) -> None:
+def test_files_whose_number_types_differ(tmp_path: Path) -> None:
     for name, ty, value in (("1", "int", 2), ("2", "double", 1.5), ("3", "long", 2**53 + 1)):
         with (tmp_path / f"{name}.avro").open("wb") as file:
             fastavro.writer(file, fastavro.parse_schema(wire.record("R", x=ty)), [{"x": value}])
@@ -249,6 +257,22 @@ def test_defaults_of_a_readers_schema(tmp_path: Path) -> None:
     }
     (batch,) = fastpipe.read_avro(tmp_path, features={"tenth": BucketSpec([0.1 + 1e-9])}, **options)
     assert batch["tenth"].tolist() == [1]
+
+
+def test_integers_are_rounded_where_a_readers_schema_has_doubles(tmp_path: Path) -> None:
+    with (tmp_path / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(wire.record("R", x="long")), [{"x": 2**53 + 1}, {"x": 2**53 + 2}])
+    options: Any = {"features": {"x": BucketSpec([2**53 + 1])}, "batch_size": 9}
+    for schema, expected in ((None, [1, 1]), (json.dumps(wire.record("R", x="double")), [0, 1])):
+        (batch,) = fastpipe.read_avro(tmp_path, reader_schema=schema, **options)
+        assert batch["x"].tolist() == expected
+
+
+def test_stored_values_of_nulls_have_no_effect() -> None:
+    bits, numbers = pa.py_buffer(b"\x02"), pa.py_buffer(np.array([np.nan, 1.0]))
+    column = pa.Array.from_buffers(pa.float64(), 2, [bits, numbers])
+    (batch,) = fastpipe.from_arrow(pa.table({"x": column}), features={"x": BucketSpec([1], fill=7)}, batch_size=9)
+    assert batch["x"].tolist() == [7, 1]
 
 
 def test_decimals_of_arrow() -> None:
@@ -305,7 +329,7 @@ def test_keys_of_integer_folders(read: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["avro", "messages", "arrow", "dictionary", "parquet"])
-def test_nan_has_a_bucket_only_if_asked_for(source: str, tmp_path: Path) -> None:
+def test_nan_has_a_bucket_only_on_request(source: str, tmp_path: Path) -> None:
     values, lists = [1.0, float("nan"), None, float("inf")], [[float("nan")], [], None, [0.0]]
     read = SOURCES[source](tmp_path, "float", values, lists)
     spec = BucketSpec([1, 2], on_nan="bucket", fill=9)
@@ -429,7 +453,7 @@ def test_specs_are_values() -> None:
 
 
 def test_descriptions_of_specs_depend_on_the_edges() -> None:
-    """Checks what servers and caches compare."""
+    """Servers and caches compare these descriptions."""
 
     def text(*edges: float, **options: Any) -> str:
         return json.dumps(described(fastpipe.typing.Features({"x": BucketSpec(edges, **options)})))

@@ -113,7 +113,7 @@ def test_round_trips(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz"])
 def test_csv(tmp_path: Path, suffix: str) -> None:
-    """The types are those that `read_csv` infers, and empty cells are nulls, except in text."""
+    """Types are inferred as in `read_csv`, and empty cells are nulls, except in text."""
     rows = [("id", "size", "count", "day"), ("007", "1.5", "", "2024-01-02"), ("", "", "3", "")]
     text = "".join(("\t" if suffix == ".tsv" else ",").join(row) + "\n" for row in rows).encode()
     source, target = tmp_path / f"in{suffix}", str(tmp_path / "out.parquet")
@@ -216,7 +216,7 @@ def test_files_have_the_rows_of_a_single_file(
 
 @pytest.mark.parametrize("to", ["avro", "parquet", "arrow"])
 def test_more_files_than_rows(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file has at least one row, unless there is none."""
+    """Each file has at least one row, unless the input has no rows."""
 
     def convert(text: str, files: int, out: Path) -> int:
         (tmp_path / "in.csv").write_text(text)
@@ -280,7 +280,7 @@ def test_an_existing_directory_is_not_touched(
 
 
 def test_a_directory_appears_when_all_of_its_files_are_complete(source: str, tmp_path: Path) -> None:
-    """Until then, readers of the parent ignore the files, also if a killed process leaves them there."""
+    """Until then, readers of the parent directory ignore the files, even if a killed process left them there."""
     out = tmp_path / "parts" / "out"
     out.parent.mkdir()
     table, written = pa.table({"x": range(10)}), []

@@ -1,4 +1,4 @@
-"""The line buffer of `method="buffered"`: over many refills and laps, each row comes exactly once in a circle."""
+"""The line buffer of `method="buffered"`: over many refills and laps, a circle has each row exactly once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEED, ROWS = 11, 4000
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Returns two files of about 20 cells together, in which some cells have 20 times the rows of other cells."""
+    """Returns two files with about 20 cells in total. Some cells have 20 times the rows of other cells."""
     sizes = np.random.default_rng(4).integers(0, 20, ROWS) * np.where(np.arange(ROWS) % 800 < 200, 20, 1)
     paths = []
     for number, rows in enumerate((range(2500), range(2500, ROWS))):
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def rows_of(files: list[str]) -> list[tuple[int, int, int]]:
-    """Returns the file, the offset, and the offset among the rows of all files of each row."""
+    """Returns the file of each row, its offset in the file, and its offset in the rows of all files."""
     found, before = [], 0
     for number, path in enumerate(files):
         data = Path(path).read_bytes()
@@ -45,7 +45,7 @@ def rows_of(files: list[str]) -> list[tuple[int, int, int]]:
 
 
 def laps_of(files: list[str], share: float, circle: int) -> dict[tuple[int, int], int]:
-    """Returns the lap in which each row is taken, from its word of NumPy's Philox: purpose 10, stream 2."""
+    """Returns the lap of each row, computed from its word of NumPy's Philox: purpose 10, stream 2."""
     places = rows_of(files)
     drawn = words(SEED, circle, 10, 2, places[-1][2] + 1)
     each = int(share * 2.0**64)
@@ -58,7 +58,7 @@ def line_buffer(files: list[str], share: float) -> LineBuffer:
 
 
 def drawn_from(buffer: LineBuffer, rows: int, nbytes: int) -> list[tuple[int, int, int]]:
-    """Returns the file, the offset and the cell of all rows of the circle, in the order of drawing."""
+    """Returns the file, offset and cell of each row of a circle, in drawing order."""
     found: list[tuple[int, int, int]] = []
     while len(found) <= ROWS:
         try:
@@ -67,13 +67,13 @@ def drawn_from(buffer: LineBuffer, rows: int, nbytes: int) -> list[tuple[int, in
             return found
         order = np.argsort(lines.places)
         found += list(zip(*(part[order].tolist() for part in (lines.files, lines.offsets, lines.cells)), strict=True))
-    raise AssertionError("a row comes twice")
+    raise AssertionError("a row was drawn twice")
 
 
 @pytest.mark.parametrize(("rows", "nbytes"), [(37, 1 << 30), (10_000, 3000), (10_000, 1 << 30)])
 @pytest.mark.parametrize("share", [1.0, 0.4, 0.15])
 def test_each_lap_has_its_rows_once(files: list[str], share: float, rows: int, nbytes: int) -> None:
-    """The oracle derives the lap of each row from NumPy's generator. In a lap, each cell is read at once."""
+    """The oracle derives the lap of each row from NumPy's generator. A lap reads each cell in one go."""
     buffer = line_buffer(files, share)
     circles = []
     for circle in (0, 1, 0):
@@ -85,7 +85,7 @@ def test_each_lap_has_its_rows_once(files: list[str], share: float, rows: int, n
         found = [laps[row[:2]] for row in drawn]
         assert found == sorted(found)
         for _, lap in groupby(drawn, key=lambda row: laps[row[:2]]):
-            # The rows before the first one in its cell come last.
+            # A lap begins within a cell, whose earlier rows come last.
             cells = [cell for cell, _ in groupby(row[2] for row in lap)]
             assert len(cells) - len(set(cells)) <= (cells[0] == cells[-1])
         circles.append(drawn)
@@ -97,7 +97,7 @@ def test_each_lap_has_its_rows_once(files: list[str], share: float, rows: int, n
 def test_refills_have_each_row_once_in_the_order_of_laps(
     files: list[str], share: float, rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each refill needs several buffers, and the refills several laps."""
+    """A refill needs several buffers, and all refills together need several laps."""
     monkeypatch.setattr(fastpipe.csv._line_buffer, "_MOST_HELD", 4000)
     options = {"rows": rows, "share": share, "columns": ["i"], "dtype": "int64", "memory_limit": "64MB"}
     filled = fastpipe.cuda.fill(files, ["cpu"] * 2, method="buffered", seed=SEED, **options)  # type: ignore[arg-type]

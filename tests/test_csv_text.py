@@ -1,4 +1,4 @@
-"""Columns of text in samples and on devices: as text in host memory, and as indices anywhere."""
+"""Text columns in samples and on devices: as text in host memory, or as indices on any device."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def test_readers_of_text(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["exact", "buffered"])
-def test_what_an_array_cannot_hold(path: Path, method: Any, options: Any, error: Any, match: str) -> None:
+def test_columns_that_do_not_fit_an_array(path: Path, method: Any, options: Any, error: Any, match: str) -> None:
     with pytest.raises(error, match=match):
         draw(path, method, **options)
     with pytest.raises(error, match=match):
         fill(path, method=method, **options)
 
 
-def test_what_a_device_cannot_hold(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_that_do_not_fit_a_device(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Gpu:
         name = "cuda:0"
 

@@ -1,4 +1,4 @@
-"""Dense arrays of forms: `Ragged.to_padded`, `Ragged.to_counts` and `to_dense` of sparse rows, compared with lists."""
+"""`Ragged.to_padded`, `Ragged.to_counts`, `Sparse.to_dense` and `SparseCSR.to_dense`, compared with lists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain(rows: list[list[Any]], length: int, value: Any) -> list[list[Any]]:
 @given(rows=rows_of_numbers, length=st.one_of(st.none(), st.integers(0, 7)), start=st.integers(0, 3))
 def test_padded_rows_match_lists(rows: list[list[int]], length: int | None, start: int) -> None:
     whole = ragged(rows, "int16")
-    # Offsets of a view don't begin with 0.
+    # The offsets of a slice don't begin at 0.
     forms = [(whole, rows), (whole[start:], rows[start:]), (Ragged(whole.values, whole.offsets[start:]), rows[start:])]
     for form, expected in forms:
         if len(form.offsets) == 0:
@@ -68,11 +68,13 @@ def test_other_items() -> None:
     assert days.to_padded(value=np.datetime64("NaT")).tolist()[1] == [None]
 
 
-@given(rows=rows_of_numbers, dtype=st.sampled_from(["float32", "int64", "uint8"]))
-def test_counts_match_lists(rows: list[list[int]], dtype: str) -> None:
-    found = ragged(rows, "int32").to_counts(10, dtype)
-    assert (found.dtype, found.shape) == (dtype, (len(rows), 10))
-    assert found.tolist() == [[row.count(i) for i in range(10)] for row in rows]
+@given(rows=rows_of_numbers, dtype=st.sampled_from(["float32", "int64", "uint8"]), start=st.integers(0, 3))
+def test_counts_match_lists(rows: list[list[int]], dtype: str, start: int) -> None:
+    whole, start = ragged(rows, "int32"), min(start, len(rows))
+    for form in (whole[start:], Ragged(whole.values, whole.offsets[start:])):
+        found = form.to_counts(10, dtype)
+        assert (found.dtype, found.shape) == (dtype, (len(rows) - start, 10))
+        assert found.tolist() == [[row.count(i) for i in range(10)] for row in rows[start:]]
 
 
 entries = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 4), st.integers(-9, 9)), max_size=20)
@@ -114,6 +116,7 @@ def test_columns_of_a_reader() -> None:
         (lambda: ragged([[1]]).to_padded([]), ValueError, "at least one"),
         (lambda: ragged([[1]], "int8").to_padded(value=300), ValueError, "doesn't fit the items' dtype int8"),
         (lambda: ragged([[1]]).to_padded(value=0.5), ValueError, "doesn't fit"),
+        (lambda: ragged([[1]], "bool").to_padded(value=2), ValueError, "doesn't fit the items' dtype bool"),
         (lambda: ragged([[1]]).to_padded(value=math.nan), ValueError, "doesn't fit"),
         (lambda: ragged([[1]]).to_padded(value="a"), TypeError, "doesn't fit"),
         (lambda: ragged([[1]]).to_padded(value=[1, 2]), TypeError, "single value"),

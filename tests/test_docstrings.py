@@ -40,7 +40,7 @@ class Documented(NamedTuple):
 
 
 def docstrings() -> Iterator[Documented]:
-    """Yields the docstrings of all functions, classes and methods. Frameworks needn't be installed to find them."""
+    """Yields the docstrings of all functions, classes and methods. This works without any framework."""
     for file in sorted(PACKAGE.rglob("*.py")):
         module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
         yield from _inside(ast.parse(file.read_text("utf-8")), module)
@@ -79,7 +79,7 @@ def test_examples(example: Documented, folder: Path, monkeypatch: pytest.MonkeyP
     if framework is None:
         assert run(*example) == ""
         return
-    # A process of its own: frameworks exclude each other, and a loader forks.
+    # Frameworks exclude each other, and a loader forks, so these examples run in a separate process.
     pytest.importorskip("tensorflow" if framework[1] == "tf" else framework[1])
     program = f"import test_docstrings; print(test_docstrings.run(*{tuple(example)!r}))"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Counts of the keys that `on_unknown="drop"` leaves out, compared with plain Python, for every source of lists."""
+"""Counts of the keys that `on_unknown="drop"` drops, compared with plain Python, for every source of lists."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def entry_of(word: str | None) -> dict[str, Any] | None:
 
 
 def source(kind: str, rows: list[Words], folder: Path) -> Any:
-    """Returns a function that reads rows of words, with features and options."""
+    """Writes rows of words and returns a function that reads them, which takes features and options."""
     if kind == "avro":
         fields = {"id": "long", "words": ["null", wire.list_of(["null", "string"])]}
     elif kind == "avro strings":
@@ -105,7 +105,7 @@ COLUMNS = ["parquet", "arrow file", "arrow", "arrow views", "arrow dictionary", 
 
 
 def allowed(kind: str, rows: list[Words]) -> list[Words]:
-    """Leaves out what a source can't have."""
+    """Returns the rows without nulls or symbols that the source can't store."""
     if kind == "avro enums":
         return [row and [word if word in ("a", "b", None) else "c" for word in row] for row in rows]
     if kind in ("avro strings", "avro bag"):
@@ -125,7 +125,7 @@ def expected(rows: list[Words], known: list[str], feature: str = "words") -> dic
 
 
 def keys_of(kind: str) -> dict[str, int]:
-    """Returns the vocabulary whose keys a source has. The keys of bags have a separator."""
+    """Returns the vocabulary in the form of the source's keys. The keys of bags end with a separator."""
     return {f"{key}\x01" if kind == "avro bag" else key: i for i, key in enumerate(KNOWN)}
 
 
@@ -159,7 +159,7 @@ def test_counts_match_plain_python(
                 seen += [rows[i] for i in batch["id"]]
                 assert reader.stats()["keys"] == expected(seen, KNOWN)
             assert len(seen) == len(rows)
-            # A pass that is left early has the counts of the batches that it yielded.
+            # After an early exit, the counts cover the batches that were yielded.
             seen = []
             for step, batch in enumerate(reader, 1):
                 seen += [rows[i] for i in batch["id"]]
@@ -275,7 +275,7 @@ def test_several_threads_draw_from_a_pass(tmp_path: Path, caplog: pytest.LogCapt
         thread.join()
     assert sum(drawn.values()) == len(reader)
     assert reader.stats()["keys"] == expected(rows * 3, KNOWN)
-    # The entries may divide the keys at the edges of epochs differently, but each key is in one of them.
+    # Threads may attribute keys near the end of an epoch to the next entry, but each key is in exactly one entry.
     dropped = [re.match(r"(\d+) of (\d+) keys", message) for message in caplog.messages]
     sums = np.sum([[int(match[1]), int(match[2])] for match in dropped if match], axis=0).tolist()
     assert sums == [counts(rows * 3, KNOWN)["dropped"], counts(rows * 3, KNOWN)["read"]]
@@ -283,7 +283,7 @@ def test_several_threads_draw_from_a_pass(tmp_path: Path, caplog: pytest.LogCapt
 
 @contextmanager
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[list[tuple[int, str]]]:
-    """Yields a list that has the entries about keys, when the block ends."""
+    """Yields a list, which is filled with the log entries about keys when the block ends."""
     entries: list[tuple[int, str]] = []
     caplog.clear()
     with caplog.at_level(logging.INFO, "fastpipe"):
@@ -315,9 +315,9 @@ def test_the_share_is_logged_after_each_epoch(
     assert entries == [], "the epoch has not ended for the consumer"
     for epoch in range(2):
         with logged(caplog) as entries:
-            # The first batch of the next epoch, or the end.
+            # Draws the first batch of the next epoch, or reaches the end.
             next(begun, None)
-        # A reader warns once.
+        # Only the first entry of a reader is a warning.
         level = min(level, logging.INFO) if level and epoch else level
         text = f"{share} of feature 'words' are left out of this reader's batches of epoch {epoch}, "
         assert [(found, message[: len(text)]) for found, message in entries] == ([(level, text)] if level else [])

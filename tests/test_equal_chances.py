@@ -129,10 +129,10 @@ def counted(file: File, draw: Callable[[File, int], np.ndarray]) -> np.ndarray:
 def least_t(counts: np.ndarray, expected: np.ndarray) -> float:
     """Returns the Bonferroni-corrected p-value of ten t-tests of the counts by seed.
 
-    Rows drawn together are one count.
+    Rows of one draw are not independent, so each draw yields one count.
     """
     deviations = counts - expected
-    # Counts that never vary are certainly right or wrong.
+    # Counts that don't vary have a standard error of 0.
     error = np.maximum(deviations.std(0, ddof=1) / np.sqrt(len(counts)), 1e-12)
     t = deviations.mean(0) / error
     return float(2 * scipy_stats.t.sf(abs(t).max(), len(counts) - 1) * 10)

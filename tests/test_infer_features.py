@@ -70,7 +70,7 @@ def test_the_result_equals_the_features_of_the_reader(tmp_path: Path, kind: str)
         fastpipe.infer_features(path, columns="scores")
 
 
-@pytest.mark.parametrize("kind", ["avro", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["avro", "parquet", "arrow", "tfrecord"])
 def test_first_bytes_determine_the_format_of_other_names(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "part-00000", kind)
     assert fastpipe.infer_features(path) == READ[kind](path, batch_size=1).features
@@ -105,7 +105,7 @@ def test_options_are_those_of_the_reader(tmp_path: Path, kind: str, options: dic
 
 
 @pytest.mark.parametrize("make", [bytes, bytearray, memoryview, io.BytesIO], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("kind", ["avro", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["avro", "parquet", "arrow", "tfrecord"])
 def test_files_in_memory(tmp_path: Path, kind: str, make: Callable[[bytes], Any]) -> None:
     path = write(tmp_path / f"a.{kind}", kind)
     whole = READ[kind](path, batch_size=1).features

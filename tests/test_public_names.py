@@ -41,7 +41,7 @@ POLICY = re.compile(r"Literal\[[^]]*[\"'](error|drop|warn|ignore|skip)[\"']")
 
 
 def functions(theirs: bool = False) -> dict[str, Any]:
-    """Returns public functions and methods by name, by default without those of classes that mimic others."""
+    """Returns public functions and methods by name, by default without classes that mimic other libraries."""
     found: dict[str, Any] = {}
     for module in MODULES:
         for name in importlib.import_module(module).__all__:
@@ -51,7 +51,7 @@ def functions(theirs: bool = False) -> dict[str, Any]:
                 public = ((key, member) for key, member in vars(value).items() if key == "__init__" or key[0] != "_")
                 members = {f".{key}": getattr(member, "__func__", member) for key, member in public}
                 if getattr(value, "_is_protocol", False):
-                    del members[".__init__"]  # typing makes it.
+                    del members[".__init__"]  # typing generates it.
             found |= {f"{module}.{name}{key}": member for key, member in members.items() if inspect.isfunction(member)}
     assert len(found) > 150, "the walk found too little"
     return {name: function for name, function in found.items() if theirs or not any(a in name for a in AS_THEIRS)}
@@ -74,7 +74,7 @@ def test_arguments_are_named_alike() -> None:
     for name, function in functions().items():
         for argument in inspect.signature(function).parameters.values():
             annotation = str(argument.annotation)
-            # A name for a type.
+            # The annotation may be the name of a type alias.
             annotation += str(function.__globals__.get(annotation, ""))
             if argument.name in OTHERWISE:
                 wrong.append(f"{name}: call {argument.name!r} {OTHERWISE[argument.name]!r}")
@@ -106,7 +106,7 @@ def classes() -> set[Any]:
 
 
 def classes_of_package() -> set[str]:
-    """Returns the names of all classes of the package, public or not, by their source."""
+    """Returns the names of all classes in the package's source, public or not."""
     package = manual.ROOT / "python/fastpipe"
     files = [*package.rglob("*.py"), *package.rglob("*.pyi")]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]

@@ -41,7 +41,7 @@ def test_a_sample_has_rows_in_file_order(rows: int, replace: bool) -> None:
     if not replace:
         assert len(set(found)) == rows
     if rows > 1000:
-        # The expected number of distinct rows.
+        # Compares the number of distinct rows with the expected one.
         distinct = ROWS * (1 - (1 - 1 / ROWS) ** rows) if replace else rows
         assert abs(len(set(found)) - distinct) < 4 * np.sqrt(rows) + 1
     again = of_arrays(num_threads=3, batch_size=7).sample(rows, replace=replace, seed=3)

@@ -177,7 +177,7 @@ def test_another_order_has_the_report_of_its_reader(make: Make, order: dict[str,
     own = make(**other).shuffle_report()
     assert repr(make(batch_size=32).shuffle_report(**{"shuffle": False, **other})) == repr(own)
     if order.get("shuffle") and buffer == {}:
-        # A window is rounded up to whole batches of its own order, not of this reader.
+        # A window is rounded up to whole batches of the size in its order, not of the reader's batch size.
         shuffled = make(batch_size=48, shuffle=True, shuffle_buffer=order["shuffle_buffer"], seed=9)
         other.pop("shuffle_buffer")
         assert repr(shuffled.shuffle_report(**other)) == repr(own)

@@ -60,7 +60,7 @@ class Server:
         return self._own.execute(sql, list(values)) if values else self._own.execute(sql)
 
     def fill(self, rows: Sequence[Sequence[Any]], first: int = 0) -> None:
-        """Adds rows to the table. Those of SQLite have texts in place of decimals and dates."""
+        """Adds rows to the table. SQLite gets text instead of decimals and dates."""
         if not first:
             self.run("DELETE FROM t")
         for i, row in enumerate(rows, first):

@@ -120,10 +120,19 @@ def test_many_numbers_without_gaps(filled: Filled, gap: int) -> None:
         assert plan.rows == len(keys)
         assert len(plan.partitions) == partitions
         assert plan.skew <= 1.25
-        # Without a gap: the ends, gaps near the ends, and a count. Otherwise also a sample, and a count per partition.
+        # The queries find the ends, gaps near the ends, and a count. A gap adds a sample and a count per partition.
         assert len(plan.queries) <= (5 if gap else 3)
     reader = fastpipe.read_sql("SELECT k FROM t", connection, num_partitions=8, batch_size=1024)
     assert np.concatenate([batch["k"] for batch in reader]).tolist() == keys
+
+
+@pytest.mark.parametrize("rows", [50_000, 50_001])
+@pytest.mark.parametrize("partitions", [100, 90, 7])
+def test_keys_without_gaps_fill_all_partitions(filled: Filled, rows: int, partitions: int) -> None:
+    connection = filled("k bigint PRIMARY KEY", ["k"], [range(5, 5 + rows)])
+    plan = fastpipe.sql.partition_sql("SELECT k FROM t", connection, num_partitions=partitions)
+    assert (plan.rows, len(plan.partitions)) == (rows, partitions)
+    assert plan.skew <= 1.15
 
 
 def test_a_query_of_many_rows_without_a_key_is_counted_once(filled: Filled) -> None:
@@ -289,7 +298,7 @@ def test_keys_are_found(prepared: Any, query: str) -> None:
         # Keys other than the primary key need a query that counts the rows of each value, or of each hash.
         grouped = any("GROUP BY k0" in text or "GROUP BY h" in text for text in plan.queries)
         if found == "joined":
-            # One key may have so many rows that each key is counted.
+            # If one key has many rows, the plan may count the rows of each key.
             assert [name.rstrip("_") for name in plan.by] == [key], plan.queries
             continue
         assert grouped == (partitions > 1 and found is False), plan.queries

@@ -70,7 +70,7 @@ def test_specs_of_statistics_read_the_same_table(integers: list[Any], width: int
     assert {spec.on_null for spec in specs.values()} <= {"mask", "error"}
 
 
-def test_buckets_have_about_equally_many_values() -> None:
+def test_buckets_have_similar_counts_of_values() -> None:
     values = np.random.default_rng(3).lognormal(size=5000)
     spec = fastpipe.from_arrays({"x": values}, batch_size=64).describe()["x"].to_spec(num_buckets=8)
     (batch,) = fastpipe.from_arrays({"x": values}, features={"x": spec}, batch_size=5000)
@@ -85,6 +85,13 @@ def test_a_frequent_smallest_value_has_its_own_bucket(kind: Any, rare: int) -> N
     spec = fastpipe.from_arrays({"x": values}, batch_size=4096).describe()["x"].to_spec(num_buckets=4)
     assert spec.size == 2
     assert 0 < spec.edges[0] <= rare
+
+
+def test_one_rare_value_has_its_own_bucket() -> None:
+    # The value is rarer than the last of 65,536 quantiles.
+    values = np.array([0] * 150_000 + [7])
+    spec = fastpipe.from_arrays({"x": values}, batch_size=50_000).describe()["x"].to_spec(field="y")
+    assert spec == BucketSpec([7], field="y")
 
 
 def test_options_of_vocabularies() -> None:

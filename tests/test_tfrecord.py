@@ -24,7 +24,7 @@ LONG_AGO = 1_600_000_000_123_456_789
 
 
 def values(source: Any, **options: Any) -> dict[str, list[Any]]:
-    """Returns the rows of each feature as Python values. None for null."""
+    """Returns the rows of each feature as Python values, with None for nulls."""
     found: dict[str, list[Any]] = {}
     with fastpipe.read_tfrecord(source, batch_size=options.pop("batch_size", 3), **options) as reader:
         for batch in reader:
@@ -46,7 +46,7 @@ TEXTS = st.text(max_size=5)
 
 @st.composite
 def tables(draw: Any) -> dict[str, list[Any]]:
-    """Draws columns of lists with the same number of rows. None for a missing feature."""
+    """Draws columns of lists, with None for missing features. All columns have the same number of rows."""
     rows = draw(st.integers(1, 12))
     table: dict[str, list[Any]] = {}
     for name in draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4, unique=True)):
@@ -76,7 +76,7 @@ def test_rows_come_back_as_ragged_rows_and_as_inferred(table: dict[str, Any], pa
     data = b"".join(records)
     expected = {name: table[name] for name in known}
     assert values(data, features=features) == expected
-    # Padded with zeros to four values.
+    # DenseSpec pads the lists with zeros to four values, or truncates them.
     numbers = {name: kind for name, kind in known.items() if kind != "string"}
     if numbers:
         padded = {name: fastpipe.DenseSpec((4,), kind, pad=0, on_null="mask") for name, kind in numbers.items()}
@@ -155,7 +155,7 @@ def test_nulls_are_errors_masks_or_filled() -> None:
         "index": [1, -1, 0],
         "hash": [0, None, 0],
     }
-    # A feature without a list is missing, and an empty list isn't.
+    # A feature without a list is null, but an empty list is not.
     empty = frame(field(1, entry("a", b""))) + frame(field(1, entry("a", feature([]))))
     assert values(empty, features={"a": fastpipe.RaggedSpec((None,), "int64", on_null="mask")}) == {"a": [None, []]}
     assert isinstance(failure(empty, features={"a": fastpipe.DenseSpec((), "int64", fill=0)}), errors.ShapeError)
@@ -200,7 +200,7 @@ def test_texts_are_read_as_indices() -> None:
     error = failure(rows, features={"any": fastpipe.VocabularySpec(["a", "b"])})
     assert isinstance(error, errors.ValueRangeError)
     assert '"c"' in str(error)
-    # A pickle of the reader's data keeps the forms of lookups, also for files in which the lists have one value.
+    # A pickled reader keeps the forms of its lookups. It doesn't derive them from the files again.
     with fastpipe.read_tfrecord(rows, features=read, batch_size=2) as reader:
         again = pickle.loads(pickle.dumps(reader))
         assert again.features == reader.features
@@ -210,11 +210,31 @@ def test_texts_are_read_as_indices() -> None:
 def test_the_last_entry_and_the_last_kind_count() -> None:
     twice = field(1, entry("x", feature([1])) + entry("y", feature([7])) + entry("x", feature([2])))
     merged = field(1, entry("x", feature([1]))) + field(1, entry("x", feature([3])) + entry("y", feature([7])))
-    # Lists of one kind are joined, and another kind replaces them.
+    # Adjacent lists of the same kind are joined. A list of another kind replaces the earlier lists.
     joined = field(1, entry("x", feature(["a"]) + feature([4]) + b"\x38\x01" + feature([5])) + entry("y", feature([7])))
     rows = b"".join(map(frame, (twice, merged, joined)))
     assert values(rows, features={"x": fastpipe.RaggedSpec((None,), "int64")}) == {"x": [[2], [3], [4, 5]]}
     assert values(rows)["x"] == [[2], [3], [4, 5]]
+    longer = frame(field(1, entry("x", feature([1])) + entry("x", feature([2, 3]))))
+    with fastpipe.read_tfrecord(longer, batch_size=1) as reader:
+        assert reader.features == {"x": fastpipe.DenseSpec((2,), "int64")}
+
+
+def test_unknown_fields_of_every_message_are_skipped() -> None:
+    # Field 15 with each wire type, and field 1 with a wire type that no message has.
+    more = b"\x78\x05\x79" + bytes(8) + b"\x7a\x02ab\x7d" + bytes(4) + b"\x7b\x08\x01\x7c\x09" + bytes(8)
+
+    def within(*fields: bytes) -> bytes:
+        return more + b"".join(each + more for each in fields)
+
+    for number, one, two, spec, expected in (
+        (1, field(1, b"a"), field(1, b"b"), "string", ["a", "b"]),
+        (2, b"\x0d\0\0\xa0\x40", field(1, b"\0\0\xc0\x40"), "float32", [5.0, 6.0]),
+        (3, b"\x08\x07", field(1, b"\x09"), "int64", [7, 9]),
+    ):
+        lists = within(field(number, within(one)), field(number, within(two)))
+        record = frame(within(field(1, within(field(1, within(field(1, b"x"), field(2, lists)))))))
+        assert values(record, features={"x": fastpipe.RaggedSpec((None,), spec)}) == {"x": [expected]}
 
 
 def test_specs_that_do_not_fit_are_refused_when_files_are_opened() -> None:
@@ -305,6 +325,16 @@ def test_records_that_are_not_examples_name_the_byte() -> None:
         assert (error.offset or 0) >= len(frame(example({"x": 1.0}))) + 12
 
 
+def test_text_that_is_not_utf8_is_an_error() -> None:
+    rows = file([{"t": "ä"}, {"t": b"\xff"}])
+    for spec in (fastpipe.DenseSpec((), "string"), fastpipe.RaggedSpec((None,), "string")):
+        error = failure(rows, features={"t": spec})
+        assert isinstance(error, errors.MalformedFileError)
+        assert 'isn\'t UTF-8: read the feature as "bytes"' in str(error)
+        assert (error.feature, error.record) == ("t", 1)
+    assert values(rows, features={"t": fastpipe.DenseSpec((), "bytes")}) == {"t": ["ä".encode(), b"\xff"]}
+
+
 def test_damaged_records_do_not_hide_others() -> None:
     rows = [{"x": i} for i in range(100)]
     data = bytearray(file(rows))
@@ -317,7 +347,7 @@ def test_damaged_records_do_not_hide_others() -> None:
 
 
 def aged(path: Path) -> Path:
-    """Sets an old timestamp, because recently modified files are not indexed."""
+    """Sets an old timestamp on a file, because recently modified files are not indexed."""
     os.utime(path, ns=(LONG_AGO, LONG_AGO))
     return path
 
@@ -348,7 +378,24 @@ def test_an_index_is_kept_used_and_extended(tmp_path: Path, caplog: pytest.LogCa
         assert read() == list(range(2000))
 
 
-def test_large_records_are_units_of_their_own() -> None:
+def test_an_index_of_other_contents_is_not_used(tmp_path: Path) -> None:
+    path, cache = tmp_path / "x.tfrecord", tmp_path / "cache"
+    one = file({"x": i, "pad": "x" * 300} for i in range(500))
+    two = file({"x": -i, "pad": "x" * 100} for i in range(500))
+
+    def read(**options: Any) -> Any:
+        with fastpipe.read_tfrecord(path, columns=["x"], batch_size=70, shuffle=True, seed=1, **options) as reader:
+            return reader._data.handle.layout(), [batch["x"].tolist() for batch in reader]
+
+    # The same size, the same time and other records; other records and more of them; and more records.
+    for later in (two + one, two + one + two, one + two + two):
+        for data in (one + two, later):
+            path.write_bytes(data)
+            aged(path)
+            assert read(index_cache=cache) == read()
+
+
+def test_each_large_record_is_a_separate_unit() -> None:
     rows = [{"x": i, "pad": b"x" * (300_000 if i % 3 == 0 else 10)} for i in range(12)]
     with fastpipe.read_tfrecord(file(rows), columns=["x"], batch_size=5, shuffle=True, seed=1) as reader:
         assert sorted(x for batch in reader for x in batch["x"].tolist()) == list(range(12))
@@ -363,7 +410,7 @@ def test_varints_of_every_length_come_back() -> None:
 
 
 def mutated(chance: random.Random, record: bytes) -> bytes:
-    """Returns a message in which one place differs."""
+    """Returns a message with a random change at one position."""
     at = chance.randrange(len(record) + 1)
     match chance.randrange(4):
         case 0:

@@ -1,4 +1,4 @@
-"""Writing TFRecord files, and TensorFlow as the oracle for files of both directions."""
+"""Writing TFRecord files, compared with an independent encoder and with TensorFlow."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ LISTS = st.one_of(
 
 @given(rows=st.lists(st.dictionaries(st.sampled_from(["a", "b", "long name" * 20]), LISTS, min_size=1), max_size=5))
 @settings(deadline=None)
-def test_files_equal_those_of_an_independent_encoder(rows: list[dict[str, list[Any]]], tmp_path_factory: Any) -> None:
+def test_an_independent_encoder_writes_the_same_files(rows: list[dict[str, list[Any]]], tmp_path_factory: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "one.tfrecord"
     rows = [{name: values for name, values in row.items() if values} for row in rows]
     kinds = {int: pa.int64(), float: pa.float32(), bytes: pa.binary()}
@@ -164,7 +164,7 @@ def test_index_keeps_the_records_of_a_file(run: Run, tmp_path: Path) -> None:
     assert "was there" in run("index", path, "--cache", tmp_path / "cache")[1]
 
 
-def test_tensorflow_reads_what_fastpipe_writes_and_the_other_way_round(tmp_path: Path) -> None:
+def test_tensorflow_and_fastpipe_read_the_files_of_each_other(tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     ours, theirs = tmp_path / "ours.tfrecord", tmp_path / "theirs.tfrecord"
     rows = 200

@@ -396,7 +396,7 @@ def test_loaders_that_would_batch_batches_warn(data: Data) -> None:
     dataset = adapter.dataset(data.read(batch_size=7), select="id")
     with pytest.warns(UserWarning, match=r"DataLoader\(dataset, batch_size=None\)"):
         assert next(iter(DataLoader(dataset))).shape == (1, 7)
-    # With batch_size=None there is no warning: warnings are errors here.
+    # With batch_size=None it must not warn. Warnings are errors here.
     assert next(iter(DataLoader(dataset, batch_size=None))).shape == (7,)
 
 

@@ -25,13 +25,13 @@ def crc(data: bytes) -> bytes:
 
 
 def frame(data: bytes) -> bytes:
-    """Returns a record of a file."""
+    """Returns a record with its length and checksums."""
     length = struct.pack("<Q", len(data))
     return length + crc(length) + data + crc(data)
 
 
 def varint(value: int) -> bytes:
-    """Returns an integer, of which negative ones have ten bytes."""
+    """Returns an integer as a varint. Negative integers take ten bytes."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:
@@ -41,12 +41,12 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: bytes) -> bytes:
-    """Returns a field with a length."""
+    """Returns a length-delimited field."""
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def feature(values: Sequence[Any], *, packed: bool = True) -> bytes:
-    """Returns a Feature message. The first value determines the kind: int, float, str or bytes. None for no values."""
+    """Returns a Feature message. The first value determines the kind of list: int, float, str or bytes."""
     if not values:
         return field(3, b"")
     if isinstance(values[0], (str, bytes)):
@@ -65,11 +65,11 @@ def entry(name: str, message: bytes) -> bytes:
 
 
 def example(row: Mapping[str, Any], *, packed: bool = True) -> bytes:
-    """Returns an Example with a list for each name. A name with the value None is left out."""
+    """Returns an Example with one list per name. Names whose value is None are omitted."""
     lists = {name: value if isinstance(value, list) else [value] for name, value in row.items() if value is not None}
     return field(1, b"".join(entry(name, feature(values, packed=packed)) for name, values in lists.items()))
 
 
 def file(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Returns the bytes of a file."""
+    """Returns the bytes of a file with one Example per row."""
     return b"".join(frame(example(row)) for row in rows)

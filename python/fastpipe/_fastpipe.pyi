@@ -66,6 +66,7 @@ __all__ = [
     "Vocabulary",
     "__version__",
     "available_memory",
+    "begins_with_record",
     "check_settings",
     "compress_interactions",
     "core_of",
@@ -87,6 +88,7 @@ _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
 _Rows: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint32] | None]
 
 def available_memory() -> int | None: ...
+def begins_with_record(start: bytes) -> bool: ...
 def check_settings(settings: str) -> None: ...
 def compress_interactions(
     users: npt.NDArray[np.uint32],

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Unpack
 
 from fastpipe._arguments import shown
+from fastpipe._fastpipe import begins_with_record
 from fastpipe._files._in_memory_files import Contents, Source, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning
@@ -80,11 +81,13 @@ FORMATS = (
     ),
     TFRECORD,
 )
-_LONGEST_MAGIC = max(len(each.magic or b"") for each in FORMATS)
+# Magic bytes, or the length of a record of a TFRecord file and its checksum.
+_FIRST_BYTES = 12
+_GZIP = b"\x1f\x8b"
 
 
 SUFFIXES: Suffixes = tuple(end for each in FORMATS for end in each.suffixes)
-# What to do about a file without a format, on the command line.
+# Advice for a file whose format is unknown, on the command line.
 RENAME = f"Give it a name that ends in one of {', '.join(end for each in FORMATS for end in each.ends)}"
 
 
@@ -110,20 +113,24 @@ def format_of(files: Sequence[str | Contents], advice: str) -> FileFormat:
 
 def _format_of(file: str | Contents, advice: str) -> FileFormat:
     if isinstance(file, Contents):
-        start, signs = file.whole[file.start : min(file.start + _LONGEST_MAGIC, file.stop)], "its first bytes"
+        start, signs = file.whole[file.start : min(file.start + _FIRST_BYTES, file.stop)], "its first bytes"
     else:
         by_name = [each for each in FORMATS if file.endswith(each.ends)]
         if by_name:
             return by_name[0]
         try:
             with open(file, "rb") as opened_file:
-                start, signs = opened_file.read(_LONGEST_MAGIC), "its name or its first bytes"
+                start, signs = opened_file.read(_FIRST_BYTES), "its name or its first bytes"
         except OSError:
             # The reader will report why the file can't be opened.
             return AVRO
+    if begins_with_record(start):
+        return TFRECORD
     by_start = [each for each in FORMATS if each.magic is not None and start.startswith(each.magic)]
     if by_start:
         return by_start[0]
+    if start.startswith(_GZIP):
+        signs += ", because it is compressed with gzip, which only CSV files may be. Decompress other files"
     raise UnsupportedError(f"cannot detect the format of {file} from {signs}. {advice}", path=str(file))
 
 
@@ -176,13 +183,13 @@ def infer_features(
 
     The file name determines the format: `.avro`; `.csv` and `.tsv` (with tabs), also with `.gz` or `.zst`; `.parquet`
     and `.pq`; `.arrow`, `.feather` and `.ipc`; `.tfrecord`, `.tfrecords` and `.tfrec`. The first bytes of files with
-    other names, and of files in memory, determine whether the format is Avro, Parquet or Arrow. From a directory, the
-    files of the first of these formats that it contains are read.
+    other names, and of files in memory, determine whether the format is Avro, Parquet, Arrow or TFRecord. From a
+    directory, the files of the first of these formats that it contains are read.
 
     Args:
-        source: A path, a glob, a directory, a contiguous buffer with the bytes of an Avro, Parquet or Arrow file, a
-            binary file object with such bytes, or a list of these, all of one format. Directories and globs skip names
-            that begin with `_` or `.`, and also empty files, with a warning.
+        source: A path, a glob, a directory, a contiguous buffer with the bytes of an Avro, Parquet, Arrow or TFRecord
+            file, a binary file object with such bytes, or a list of these, all of one format. Directories and globs
+            skip names that begin with `_` or `.`, and also empty files, with a warning.
         columns: The columns to infer: a list of at least one name, or one name as a string. A name includes everything
             nested in it. Defaults to None: all columns.
         **options: Other arguments of the function for the format, such as `reader_schema` of `read_avro`, `null_values`

@@ -260,9 +260,13 @@ def _array(node: Any, where: str) -> ArrowArray:
     elif isinstance(node, np.ndarray):
         shape, array = _dense(node, masks, where)
     else:
-        raise TypeError(
-            f"{where} must be a NumPy array, Ragged, Strings, Masked, Sparse or SparseCSR; got {_described(node)}"
-        )
+        kinds = "a NumPy array, Ragged, Strings, Masked, Sparse or SparseCSR"
+        hint = ""
+        if isinstance(node, list):
+            hint = ": convert it with numpy.array"
+        elif isinstance(node, (str, bytes, int, float)):
+            hint = ": a batch has a column of all rows; pyarrow.Table.from_pylist converts a list of rows"
+        raise TypeError(f"{where} must be {kinds}; got {_described(node)}{hint}")
     for depth in range(len(shape) - 1, 0, -1):
         array = ArrowArray(f"+w:{shape[depth]}", math.prod(shape[:depth]), [masks.bitmap(depth)], [("item", array)])
     return array

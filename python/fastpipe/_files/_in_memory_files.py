@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -91,6 +91,8 @@ def opened(
     contents = _contents(source, 0)
     if contents is not None:
         return [contents]
+    if isinstance(source, Mapping):
+        raise TypeError(f"{_SOURCE}; got {shown(source)}: from_arrays reads a dict of arrays")
     try:
         items = [source] if isinstance(source, str | os.PathLike) else iter(cast("Iterable[Any]", source))
     except TypeError:
@@ -104,7 +106,8 @@ def opened(
         elif isinstance(item, str | os.PathLike):
             files += expand_path(item, suffixes, empty)
         else:
-            raise TypeError(f"{_SOURCE}; got {shown(item)}")
+            hint = ": read rows with from_arrow(pyarrow.Table.from_pylist(rows))" if isinstance(item, Mapping) else ""
+            raise TypeError(f"{_SOURCE}; got {shown(item)}{hint}")
     tell_empty(files, empty)
     if not files:
         raise MissingFileError("the list of files is empty", reason="the list of files is empty")

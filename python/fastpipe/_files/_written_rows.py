@@ -30,7 +30,7 @@ def parts_of(data: Any) -> Iterator[Part]:
     if isinstance(data, Iterable) and not isinstance(
         data, (str, bytes, bytearray, memoryview, np.ndarray, os.PathLike)
     ):
-        return _of_items(data)
+        return _of_process(_of_items(data), os.getpid())
     kinds = "a batch, a Reader, Arrow data, or an iterable of these"
     hint = ": collect() it first" if hasattr(data, "collect") else ""
     raise TypeError(f"data must be {kinds}; got {shown(data)}{hint}")
@@ -45,6 +45,22 @@ def _of_reader(reader: Reader) -> Iterator[Part]:
     yield None, required, reader
     for batch in arrow_streams(reader).batches():
         yield batch, required, None
+
+
+def _of_process(parts: Iterator[Part], process: int) -> Iterator[Part]:
+    """Yields parts in one process only: a forked child that goes through the rest would write it to the same file."""
+    for part in parts:
+        _check_process(process)
+        yield part
+    _check_process(process)
+
+
+def _check_process(process: int) -> None:
+    if os.getpid() != process:
+        raise RuntimeError(
+            "this process was forked while its parent wrote a file, which only the parent can complete: end the child, "
+            "or write another file in it"
+        )
 
 
 def _of_items(items: Iterable[Any]) -> Iterator[Part]:

@@ -161,6 +161,11 @@ class Ordering:
             raise ValueError("set a seed: every rank must use the same seed, and a random one differs between ranks")
         if on_uneven not in ("drop", "pad", "allow"):
             raise ValueError(f'on_uneven must be "drop", "pad" or "allow"; got {on_uneven!r}')
+        if world == 1 and type(rank) is int and rank > 0:
+            raise ValueError(
+                f"rank must be between 0 and 0, because world_size is 1; got {rank}: pass world_size, the "
+                "number of ranks"
+            )
         return cls(
             shuffle=kind,
             shuffle_buffer=buffer,

@@ -112,7 +112,8 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
     differing += _other_partitions(saved, here)
     differing += differences(order, expected)
     if differing:
-        raise StateError(f"cannot resume from this state: {'; '.join(differing)}")
+        advice = "Create the reader with the data and the arguments of the reader that saved it"
+        raise StateError(f"cannot resume from this state: {'; '.join(differing)}. {advice}")
     return pass_epoch, progress, seed
 
 

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fastpipe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    avro = "Avro file, directory (all *.avro below it) or glob pattern"
+    indexed = "Avro or TFRecord file, directory (all of these files below it) or glob pattern"
     source = "Avro, Parquet, Arrow, CSV or TFRecord file, directory or glob pattern"
 
     inspect = commands.add_parser(
@@ -72,15 +72,15 @@ def _parser() -> argparse.ArgumentParser:
     head.add_argument("-n", type=_positive, default=5, metavar="N", help="number of rows (default: 5)")
     head.set_defaults(run=_head)
 
-    index = commands.add_parser("index", help="create block indexes for index_cache of read_avro (Avro only)")
-    index.add_argument("files", nargs="+", metavar="FILE", help=avro)
+    index = commands.add_parser("index", help="create block indexes for index_cache= (Avro and TFRecord)")
+    index.add_argument("files", nargs="+", metavar="FILE", help=indexed)
     index.add_argument(
         "--cache", type=_named, metavar="DIR", help="directory for the indexes (default: the user's cache directory)"
     )
     index.set_defaults(run=_index_files)
 
     convert = commands.add_parser(
-        "convert", help="write the rows of files to one Avro, Parquet or Arrow file, optionally shuffled"
+        "convert", help="write the rows of files as Avro, Parquet, Arrow or TFRecord, optionally shuffled"
     )
     _convert.add_options(convert, _positive)
     convert.set_defaults(run=_convert.run)

@@ -9,6 +9,7 @@ dataset keeps the original specs, and pickles them.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -142,25 +143,24 @@ def _text(key: bytes) -> str | bytes:
 
 
 @dataclass(frozen=True, repr=False)
-class LookupSpec(Spec):
+class LookupSpec(Spec, ABC):
     """Base class of specs whose values are indices. Don't use it directly."""
 
     shape: tuple[int | None, ...] = field(init=False, default=())
     dtype: Any = field(kw_only=True, default="int64")
     scale: int | None = field(init=False, default=None)
 
-    _first: ClassVar[str] = ""
+    _first: ClassVar[str]
+    """Name of the argument that is passed by position."""
 
     def __post_init__(self) -> None:
-        if not self._first:
-            raise TypeError("use VocabularySpec, HashSpec or BucketSpec")
         super().__post_init__()
         _check_number("dtype", "indices are integers", self.dtype, ("int", "uint"))
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """Number of indices. A table that is indexed by them, such as an embedding, needs this many rows."""
-        raise NotImplementedError
 
     def _check_size(self) -> None:
         if self.size - 1 > np.iinfo(self.dtype).max:
@@ -181,12 +181,13 @@ class LookupSpec(Spec):
     def _code_of_first(self) -> str:
         return repr(getattr(self, self._first))
 
+    @abstractmethod
     def _lower_lookup(self) -> LoweredLookup:
-        raise NotImplementedError
+        """Returns plain values for Rust that describe the lookup."""
 
+    @abstractmethod
     def _described(self) -> list[Any]:
         """Returns JSON-compatible data that determines the indices, without the handling of nulls."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,13 +217,13 @@ class KeySpec(LookupSpec):
         if self.layout not in ("coo", "csr"):
             raise ValueError(f'layout must be "coo" or "csr"; got {self.layout!r}')
 
+    @abstractmethod
     def _lower_lookup(self) -> LoweredKeys:
         """Returns plain values for Rust.
 
         They are the vocabulary, the handling of unknown keys, the number of buckets, the seed, the separator, the dtype
         of values and the layout.
         """
-        raise NotImplementedError
 
     def _described(self) -> list[Any]:
         table, on_unknown, buckets, seed, separator, values, layout = self._lower_lookup()

@@ -134,13 +134,13 @@ class SqlPlan:
         parts = plural(len(self.partitions), "partition")
         how = {"whole": "", "range": ", cut by ", "hash": ", by a hash of "}[self.method]
         how += ", ".join(self.by) if how else ""
-        told = f"{plural(self.rows, 'row')} in {parts}{how}; largest over mean {self.skew:.2f}"
+        text = f"{plural(self.rows, 'row')} in {parts}{how}; largest over mean {self.skew:.2f}"
         if self.heaviest is not None and self.skew_bound > 1.0:
-            told += f" (not below {self.skew_bound:.2f}: {plural(self.heaviest, 'row')} have one value)"
+            text += f" (not below {self.skew_bound:.2f}: {plural(self.heaviest, 'row')} have one value)"
         rows = [[str(part.number), f"{part.rows:,}", part.predicate or "all rows"] for part in self.partitions]
         if len(rows) > 20:
             rows = [*rows[:10], ["…", "…", "…"], *rows[-9:]]
-        return f"{told}\n{table(['partition', 'rows', 'where'], rows, width, right=[0, 1])}"
+        return f"{text}\n{table(['partition', 'rows', 'where'], rows, width, right=[0, 1])}"
 
 
 class PlannedQuery(NamedTuple):
@@ -396,6 +396,8 @@ class _Planner:
         if not self._is_unique and high - low >= _WIDEST:
             return self._by_counts((key,), indexed=True)
         most = min(_WIDTHS * (self._partitions or _MOST_WIDTHS), _MOST_WIDTHS, high - low + 1)
+        # Without gaps, partitions of equally many ranges have the same size.
+        most -= most % min(self._partitions or 1, most)
         width = -(-(high - low + 1) // most)
         if self._is_unique and self._looks_dense(derived, column, low, high):
             # Each key occurs at most once, so there are no gaps if the number of rows equals the number of possible

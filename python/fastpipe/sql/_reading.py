@@ -339,8 +339,9 @@ def read_sql(
         method: How the query is split. "range" gives each partition the rows between two values of `by`. "hash" gives
             it the rows whose hash of `by` has the same remainder: a row stays with the same predicate when rows are
             added. "auto" (the default) uses ranges of `by` or of a primary key, or else a hash.
-        num_partitions: The number of partitions, 1 to 65,536. "auto" (the default) chooses it by `preferred_rows`; with
-            a hash, it is a power of two.
+        num_partitions: The maximum number of partitions, 1 to 65,536. There are fewer if large gaps between keys, or
+            rows with equal values, leave some of them empty. "auto" (the default) chooses the number by
+            `preferred_rows`; with a hash, it is a power of two.
         preferred_rows: The preferred number of rows of a partition if `num_partitions` is "auto", 1 to 2^32 - 1. By
             default, 131,072 rows if a primary key finds them, or else 1,048,576 rows, because each partition runs the
             whole query again.

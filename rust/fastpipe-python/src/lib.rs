@@ -74,7 +74,7 @@ mod _fastpipe {
         interactions::{InteractionsDataset, Positives},
         interactions_preparation::{compress_interactions, core_of, keep_positives, number_ids},
         tables::TableDataset,
-        tfrecord::TfRecordDataset,
+        tfrecord::{TfRecordDataset, begins_with_record},
         tfrecord_writer::TfRecordWriter,
         unit_calls::{UnitCall, UnitCalls},
         units::UnitsDataset,

@@ -44,6 +44,7 @@ pub fn encode(batch: &RecordBatch, out: &mut Vec<u8>) -> Result<()> {
         let mut start = Vec::with_capacity(11);
         start.push(FIRST);
         varint(features.len() as u64, &mut start);
+        try_reserve(&mut start, features.len(), "a record")?;
         start.extend_from_slice(&features);
         let (head, tail) = frame(&start).map_err(|error| error.at_record(row as u64))?;
         try_reserve(out, head.len() + start.len() + tail.len(), "records")?;

@@ -174,8 +174,8 @@ impl AvroWriter {
         })
     }
 
-    /// Writes the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` one by one. `on_progress` is called
-    /// with the number of rows each time that rows are encoded.
+    /// Writes the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` one by one. `on_progress` is
+    /// called with the number of rows each time that rows are encoded.
     fn write(
         &self,
         table: &Bound<'_, PyAny>,

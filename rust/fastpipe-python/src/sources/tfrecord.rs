@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{Feature, Leaf, Request, Source, text_path};
 use fastpipe_datasets::{TfRecordFiles, layout_digest};
-use fastpipe_tfrecord::TfRecordSource;
+use fastpipe_tfrecord::{TfRecordSource, masked_crc};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -104,6 +104,13 @@ impl TfRecordDataset {
         let (path, row) = self.source.chunks().row_in_file(unit, record.into());
         Ok((text_path(path), row))
     }
+}
+
+/// Whether bytes begin with the length of a record and its checksum. Other files pass with a probability of 2^-32.
+#[pyfunction]
+pub(crate) fn begins_with_record(start: &[u8]) -> bool {
+    let parts = start.first_chunk::<12>().and_then(|head| head.split_last_chunk::<4>());
+    parts.is_some_and(|(length, crc)| masked_crc(length) == u32::from_le_bytes(*crc))
 }
 
 /// Returns features of which some lookups read any number of keys per record.

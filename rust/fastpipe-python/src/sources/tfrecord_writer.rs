@@ -14,8 +14,11 @@ use crate::arrays::arrow_import::each;
 use crate::errors::{IntoPy, guarded};
 use crate::sources::file_writer::{WriterState, check, closed, open_to_append, push_parts, sync};
 
-/// The number of rows that are encoded at once. Signals are handled after them.
+/// The maximum number of rows that are encoded at once, and their approximate size. Signals are handled after them.
 const ROWS: usize = 4096;
+const BYTES: usize = 1 << 20;
+/// The number of rows that are encoded first, when their size is unknown.
+const FIRST_ROWS: usize = 64;
 
 /// A TFRecord file that is being written. The path must name an existing file, to which the writer appends.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -30,6 +33,8 @@ struct State {
     bytes: u64,
     /// Working memory for encoded records.
     encoded: Vec<u8>,
+    /// The number of rows to encode next.
+    at_once: usize,
 }
 
 impl State {
@@ -44,6 +49,8 @@ impl State {
         written.map_err(|error| Error::io(&self.path, &error))?;
         self.rows += batch.num_rows() as u64;
         self.bytes += self.encoded.len() as u64;
+        let row = self.encoded.len() / batch.num_rows().max(1);
+        self.at_once = (BYTES / row.max(1)).clamp(1, ROWS);
         Ok(())
     }
 }
@@ -61,14 +68,15 @@ impl TfRecordWriter {
             rows: 0,
             bytes: 0,
             encoded: Vec::new(),
+            at_once: FIRST_ROWS,
         };
         Ok(TfRecordWriter {
             state: WriterState::new(state),
         })
     }
 
-    /// Writes the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` one by one. `on_progress` is called
-    /// with the number of rows each time that rows are encoded.
+    /// Writes the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` one by one. `on_progress` is
+    /// called with the number of rows each time that rows are encoded.
     fn write(&self, table: &Bound<'_, PyAny>, on_progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let py = table.py();
         let mut locked = self.state.lock()?;
@@ -77,7 +85,7 @@ impl TfRecordWriter {
             each(table, |batch| {
                 let state = state.as_mut().ok_or_else(closed)?;
                 py.detach(|| check(&batch)).py(py)?;
-                push_parts(py, &batch, state, |_| ROWS, State::push, on_progress)
+                push_parts(py, &batch, state, |state| state.at_once, State::push, on_progress)
             })
             .map(drop)
         })
