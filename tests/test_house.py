@@ -106,6 +106,7 @@ PARTS = {
     "telemetry": "Telemetry",
     "admission_gate": "AdmissionGate",
     "fetch": "Fetches",
+    "read_ahead": "ReadAhead",
     "schedule": "Schedule<P>",
     "workers": "Workers",
     "delivery": "DeliveryQueue",
