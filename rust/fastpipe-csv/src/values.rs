@@ -2,13 +2,14 @@
 //!
 //! Numbers are converted to the nearest value of their type, like `strtof` and `strtod` do.
 
-use arrow_cast::parse::string_to_datetime;
-use chrono::{Datelike, NaiveDate, Timelike, Utc};
-use fast_float2::FastFloat;
-use fastpipe_batch::TimeUnit;
+mod times;
 
-/// The number of days from January 1 of year 1 to January 1, 1970.
-const DAYS_BEFORE_1970: i32 = 719_163;
+use fast_float2::FastFloat;
+
+pub(crate) use times::{in_unit, short_time, time, unit_of};
+
+/// The powers of 10 with up to seven zeros.
+const POWERS: [u64; 8] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000];
 
 /// Parses the digits at the start of eight bytes. Returns their value and their count.
 ///
@@ -80,7 +81,6 @@ impl Short for f32 {
 /// length in bytes. Returns `None` for other texts.
 #[inline(always)]
 pub(crate) fn short_float<T: Short>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
-    const POWERS: [u64; 8] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000];
     let signs = usize::from(*bytes.first()? == b'-');
     let (mut integer, whole) = digits(bytes.get(signs..)?.first_chunk().copied()?);
     let (mut at, mut places) = (signs + whole, 0);
@@ -135,6 +135,21 @@ pub(crate) fn is_kept(number: &[u8], value: f64) -> bool {
     (value == 0.0 && zeros == digits.len()) || format!("{:.0}", value.abs()).as_bytes() == &digits[zeros..]
 }
 
+/// Parses an integer of at most 15 digits at the start of the bytes. Returns its value and its length in bytes. Returns
+/// `None` for other texts.
+#[inline(always)]
+pub(crate) fn short_integer(bytes: &[u8]) -> Option<(i64, usize)> {
+    let signs = usize::from(*bytes.first()? == b'-');
+    let (mut value, mut n) = digits(bytes.get(signs..)?.first_chunk().copied()?);
+    if n == 8 {
+        let (more, count) = digits(bytes.get(signs + 8..)?.first_chunk().copied()?);
+        value = value * POWERS.get(count)? + more;
+        n += count;
+    }
+    let value = value as i64;
+    (n > 0).then_some((if signs > 0 { -value } else { value }, signs + n))
+}
+
 /// Parses an integer at the start of the bytes. Returns its value and its length in bytes. Returns `None` if the bytes
 /// don't begin with an integer, or if its digits don't fit 64 bits.
 #[inline(always)]
@@ -176,122 +191,11 @@ pub(crate) fn boolean(text: &[u8]) -> Option<bool> {
     }
 }
 
-/// Parses a date, or a date with a time, in ISO 8601 or with a space instead of the `T`. Returns the number of units
-/// since 1970, or `None` if the unit can't represent the time exactly. Times without an offset are UTC.
-pub(crate) fn time(text: &[u8], unit: TimeUnit) -> Option<i64> {
-    if let Some(days) = date(text) {
-        return days.checked_mul(per_day(unit));
-    }
-    let (seconds, nanoseconds) = usual_time(text).or_else(|| rare_time(text))?;
-    if unit == TimeUnit::Days {
-        // A time within a day can't be represented in days.
-        return (seconds % 86_400 == 0 && nanoseconds == 0).then_some(seconds / 86_400);
-    }
-    let per_second = per_day(unit) / 86_400;
-    let lengths = 1_000_000_000 / per_second;
-    let fraction = (nanoseconds % lengths == 0).then_some(nanoseconds / lengths)?;
-    i64::try_from(i128::from(seconds) * i128::from(per_second) + i128::from(fraction)).ok()
-}
-
-/// Parses a time in the format that nearly all files use, such as `2024-02-29T12:30`. It has a space or a `T`, optional
-/// seconds with up to nine decimal places, and an optional offset. Returns the seconds since 1970 and the nanoseconds.
-#[inline]
-fn usual_time(text: &[u8]) -> Option<(i64, i64)> {
-    let (day, rest) = text.split_first_chunk::<10>()?;
-    let &[b'T' | b't' | b' ', h0, h1, b':', m0, m1, ref rest @ ..] = rest else {
-        return None;
-    };
-    let (hour, minute) = (below(24, h0, h1)?, below(60, m0, m1)?);
-    let (second, rest) = match rest {
-        &[b':', s0, s1, ref rest @ ..] => (below(60, s0, s1)?, rest),
-        _ => (0, rest),
-    };
-    let (nanoseconds, rest) = match rest {
-        // Only seconds may have decimal places.
-        [b'.', digits @ ..] if text[16] == b':' => {
-            let count = digits.iter().take_while(|digit| digit.is_ascii_digit()).count();
-            if !(1..=9).contains(&count) {
-                return None;
-            }
-            let fraction = digits[..count]
-                .iter()
-                .fold(0, |sum, digit| 10 * sum + i64::from(digit - b'0'));
-            (fraction * 10i64.pow(9 - count as u32), &digits[count..])
-        }
-        _ => (0, rest),
-    };
-    let offset = match *rest {
-        [] | [b'Z' | b'z'] => 0,
-        [sign @ (b'+' | b'-'), h0, h1, b':', m0, m1] | [sign @ (b'+' | b'-'), h0, h1, m0, m1] => {
-            let offset = 3600 * below(24, h0, h1)? + 60 * below(60, m0, m1)?;
-            if sign == b'-' { -offset } else { offset }
-        }
-        _ => return None,
-    };
-    let seconds = 86_400 * date(day)? + 3600 * hour + 60 * minute + second;
-    Some((seconds - offset, nanoseconds))
-}
-
-/// Parses a time in other formats.
-#[cold]
-fn rare_time(text: &[u8]) -> Option<(i64, i64)> {
-    let decimals = text.get(20..30).filter(|_| text[19] == b'.');
-    // The parser would drop digits after the ninth.
-    if decimals.is_some_and(|decimals| decimals.iter().all(u8::is_ascii_digit)) {
-        return None;
-    }
-    let found = string_to_datetime(&Utc, std::str::from_utf8(text).ok()?).ok()?;
-    // A leap second is read as the following second.
-    let nanoseconds = i64::from(found.nanosecond());
-    Some((
-        found.timestamp() + nanoseconds / 1_000_000_000,
-        nanoseconds % 1_000_000_000,
-    ))
-}
-
-/// Parses a number of two digits that must be less than `end`.
-#[inline(always)]
-fn below(end: i64, tens: u8, ones: u8) -> Option<i64> {
-    let value = 10 * i64::from(tens.wrapping_sub(b'0')) + i64::from(ones.wrapping_sub(b'0'));
-    (tens.is_ascii_digit() && ones.is_ascii_digit() && value < end).then_some(value)
-}
-
-/// Returns the coarsest of the units used for inference that can represent a time exactly.
-pub(crate) fn unit_of(text: &[u8]) -> Option<TimeUnit> {
-    let units = [TimeUnit::Days, TimeUnit::Microseconds, TimeUnit::Nanoseconds];
-    // A text with "00:00" is a time and not a date.
-    let units = if date(text).is_some() { &units[..1] } else { &units[1..] };
-    units.iter().copied().find(|&unit| time(text, unit).is_some())
-}
-
-fn per_day(unit: TimeUnit) -> i64 {
-    match unit {
-        TimeUnit::Days => 1,
-        TimeUnit::Seconds => 86_400,
-        TimeUnit::Milliseconds => 86_400_000,
-        TimeUnit::Microseconds => 86_400_000_000,
-        TimeUnit::Nanoseconds => 86_400_000_000_000,
-    }
-}
-
-/// Parses `YYYY-MM-DD` as the number of days since 1970.
-#[inline]
-fn date(text: &[u8]) -> Option<i64> {
-    let &[y0, y1, y2, y3, b'-', m0, m1, b'-', d0, d1] = text else {
-        return None;
-    };
-    let year = 100 * below(100, y0, y1)? + below(100, y2, y3)?;
-    let (month, day) = (below(13, m0, m1)?, below(32, d0, d1)?);
-    let date = NaiveDate::from_ymd_opt(year as i32, month as u32, day as u32)?;
-    Some(i64::from(date.num_days_from_ce() - DAYS_BEFORE_1970))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
     #[test]
     fn floats_represent_integers_exactly_or_are_refused() {
         let kept = |text: &str| {
@@ -371,11 +275,15 @@ mod tests {
         }
 
         #[test]
-        fn days_are_chronos(days in -719_162i64..2_932_896) {
-            let date = NaiveDate::from_num_days_from_ce_opt(days as i32 + DAYS_BEFORE_1970).unwrap();
-            let text = date.format("%Y-%m-%d").to_string();
-            prop_assert_eq!(time(text.as_bytes(), TimeUnit::Days), Some(days));
-            prop_assert_eq!(time(text.as_bytes(), TimeUnit::Seconds), Some(days * 86_400));
+        fn short_integers_are_those_of_any_length(text in "-?[0-9]{0,20}[-+0-9.,e\u{e9}]{0,4}", others in any::<[u8; 32]>()) {
+            let long = format!("{text};;;;;;;;;;;;;;;;;").into_bytes();
+            // Digits and any other bytes.
+            let mixed: Vec<u8> = others.iter().map(|&byte| if byte < 224 { b'0' + byte % 10 } else { byte }).collect();
+            for bytes in [long, mixed] {
+                if let Some((value, n)) = short_integer(&bytes) {
+                    prop_assert_eq!(integer(&bytes), Some((value.into(), n)));
+                }
+            }
         }
     }
 
@@ -389,6 +297,25 @@ mod tests {
             if let Some((found, n)) = short_float::<f32>(long.as_bytes(), b'.') {
                 prop_assert_eq!((found.to_bits(), n), (text.parse::<f32>().unwrap().to_bits(), text.len()));
             }
+        }
+    }
+
+    #[test]
+    fn most_integers_are_short() {
+        let of = |text: &str| short_integer(format!("{text};;;;;;;;").as_bytes());
+        for value in [
+            0,
+            7,
+            -7,
+            1_234_567,
+            -12_345_678,
+            123_456_789_012_345,
+            -123_456_789_012_345,
+        ] {
+            assert_eq!(of(&format!("{value}")), Some((value, value.to_string().len())));
+        }
+        for other in ["1234567890123456", "+7", "-", "x", ""] {
+            assert_eq!(of(other), None, "{other}");
         }
     }
 
@@ -410,64 +337,6 @@ mod tests {
             "",
         ] {
             assert_eq!(of(other), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn times_are_exact_in_their_unit() {
-        let at = |text: &str, unit| time(text.as_bytes(), unit);
-        assert_eq!(at("1970-01-02T00:00:01", TimeUnit::Seconds), Some(86_401));
-        assert_eq!(at("1970-01-01 00:00:00.25Z", TimeUnit::Milliseconds), Some(250));
-        assert_eq!(at("1970-01-01 00:00:00.25", TimeUnit::Seconds), None);
-        assert_eq!(at("1970-01-01T01:00:00+01:00", TimeUnit::Microseconds), Some(0));
-        assert_eq!(at("1969-12-31T23:59:59.999999999", TimeUnit::Nanoseconds), Some(-1));
-        assert_eq!(at("1970-01-03T00:00:00", TimeUnit::Days), Some(2));
-        assert_eq!(at("1970-01-03T12:00:00", TimeUnit::Days), None);
-        assert_eq!(at("9999-01-01", TimeUnit::Nanoseconds), None);
-        for wrong in ["", "1970", "1970-02-30", "x970-01-01", "1970-01-01T25:00:00", "today"] {
-            assert_eq!(at(wrong, TimeUnit::Microseconds), None, "{wrong}");
-        }
-        assert_eq!(unit_of(b"2024-02-29"), Some(TimeUnit::Days));
-        assert_eq!(unit_of(b"2024-02-29 00:00:00"), Some(TimeUnit::Microseconds));
-        assert_eq!(unit_of(b"2024-02-29 00:00:00.123456789"), Some(TimeUnit::Nanoseconds));
-        assert_eq!(unit_of(b"2024-02-29 00:00"), Some(TimeUnit::Microseconds));
-        for other in ["12:00", "11/6/18", "2024-02-29 00:00:00.1234567890", "2024-02-29 00"] {
-            assert_eq!(unit_of(other.as_bytes()), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn times_without_seconds_are_valid() {
-        let at = |text: &str| time(text.as_bytes(), TimeUnit::Seconds);
-        for text in [
-            "1970-01-02 03:04",
-            "1970-01-02T03:04Z",
-            "1970-01-02T04:04+01:00",
-            "1970-01-02 00:34-0230",
-        ] {
-            assert_eq!(at(text), Some(86_400 + 3 * 3600 + 4 * 60), "{text}");
-        }
-        assert_eq!(at("1970-01-01T23:59:60"), Some(86_400));
-        for wrong in [
-            "1970-01-01 24:00",
-            "1970-01-01 03:60",
-            "1970-01-01 03:4",
-            "1970-01-01 03:04.5",
-            "1970-02-30 03:04",
-        ] {
-            assert_eq!(at(wrong), None, "{wrong}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn usual_times_are_those_of_arrow(
-            text in "(19|20)[0-9]{2}-[01][0-9]-[0-3][0-9][T ][0-2][0-9]:[0-6][0-9]:[0-6][0-9](\\.[0-9]{1,9})?(Z|[+-][0-2][0-9]:?[0-6][0-9])?",
-        ) {
-            if let Some((seconds, nanoseconds)) = usual_time(text.as_bytes()) {
-                let found = string_to_datetime(&Utc, &text).unwrap();
-                prop_assert_eq!((seconds, nanoseconds), (found.timestamp(), i64::from(found.nanosecond())));
-            }
         }
     }
 

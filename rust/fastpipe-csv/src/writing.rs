@@ -3,7 +3,7 @@
 //! A number is parsed from the start of its field before the end of the field is known. Only if the number doesn't fill
 //! the field, the end of the field is searched for and the whole field is parsed.
 
-use fastpipe_batch::{DType, ErrorKind, Key, Lookup, Overflow, Sink, UNKNOWN};
+use fastpipe_batch::{DType, ErrorKind, Key, Lookup, Overflow, Sink, TimeUnit, UNKNOWN};
 use half::f16;
 
 use crate::dialect::begins_number;
@@ -11,7 +11,7 @@ use crate::field_error::FieldError;
 use crate::fields::{Ended, Fields};
 use crate::plan::{Null, Target, To};
 use crate::unit::Rows;
-use crate::values::{Short, boolean, float, integer, is_kept, short_float, time};
+use crate::values::{Short, boolean, float, in_unit, integer, is_kept, short_float, short_integer, short_time, time};
 
 /// Maximum number of bytes of a field in an error message.
 const QUOTED: usize = 80;
@@ -71,6 +71,10 @@ impl Rows {
                 Some((value, ended)) => put!(out, target, cell, value).map(|()| ended),
                 None => self.unusual(fields, target, out),
             },
+            To::Element(DType::Datetime(unit), cell) => match self.usual_time(fields, unit) {
+                Some((value, ended)) => put!(out, target, cell, value).map(|()| ended),
+                None => self.unusual(fields, target, out),
+            },
             To::Text { parts, .. } if target.mask.is_none() && matches!(target.null, Null::Error) => {
                 match fields.short_text() {
                     Some((text, n, ended)) => {
@@ -112,8 +116,24 @@ impl Rows {
         if self.reading.numeric_nulls {
             return None;
         }
-        let (value, n) = integer(fields.bytes.get(fields.at..)?)?;
+        let bytes = fields.bytes.get(fields.at..)?;
+        if let Some((value, n)) = short_integer(bytes)
+            && let Some(ended) = fields.ended(fields.at + n)
+        {
+            return Some((value, ended));
+        }
+        let (value, n) = integer(bytes)?;
         let value = i64::try_from(value).ok()?;
+        Some((value, fields.ended(fields.at + n)?))
+    }
+
+    #[inline(always)]
+    fn usual_time(&self, fields: &mut Fields<'_>, unit: TimeUnit) -> Option<(i64, Ended)> {
+        if self.reading.numeric_nulls {
+            return None;
+        }
+        let (seconds, n) = short_time(fields.bytes.get(fields.at..)?)?;
+        let value = in_unit(seconds, 0, unit)?;
         Some((value, fields.ended(fields.at + n)?))
     }
 
