@@ -6,6 +6,7 @@ import gc
 import itertools
 import random
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,44 @@ def test_batches_may_arrive_in_any_order() -> None:
         assert [name for name in found if name[0] == number] == [f"{number}.{100 + at}" for at in range(8)]
 
 
+class Late:
+    """A consumer that says late whether a batch is ready: it has waited for all batches in the meantime.
+
+    The first answers, with which the loader finds out that it has to wait, come at once.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._consumer = batches._consumer
+        self._at_once = len(batches._begun)
+
+    def ready(self, batch: int) -> bool:
+        found = bool(self._consumer.ready(batch))
+        self._at_once -= 1
+        if self._at_once < 0:
+            for each, _ in self._batches._begun:
+                assert self._consumer.wait(each, 60)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+def slowly(items: Any) -> Any:
+    time.sleep(0.1)
+    return items
+
+
+@apart
+def test_batches_of_one_worker_arrive_in_order() -> None:
+    loader = DataLoader(Plain(8), 2, in_order=False, collate_fn=slowly, **FORKED | {"num_workers": 1})
+    batches: Any = iter(loader)
+    batches._consumer = Late(batches)
+    assert [each["name"] for batch in batches for each in batch] == [f"0.{100 + at}" for at in range(8)]
+    # A reference cycle would keep the workers.
+    batches._consumer = batches._consumer._consumer
+
+
 def seeds(_: Any) -> Any:
     info: Any = worker_info()
     return info.id, info.num_workers, info.seed, info.dataset.lengths, torch.initial_seed()
@@ -192,17 +231,22 @@ class Wraps(Counted):
 
 
 class Collates:
-    """Collates tensors, and keeps the results of the last batches."""
+    """Collates tensors, and keeps the results of the last batches.
 
-    def __init__(self) -> None:
+    Args:
+        keeps: How many results are kept.
+    """
+
+    def __init__(self, keeps: int) -> None:
         self.kept: list[Any] = []
+        self.keeps = keeps
 
     def __call__(self, batch: Any, *, collate_fn_map: Any = None) -> Any:
         whole = torch_collate.collate([each.value for each in batch], collate_fn_map=collate_fn_map)
         for kept in self.kept:
-            assert (kept[1] == kept[0, 0] + 1).all(), "memory of the worker was reused"
-        self.kept = [*self.kept[-2:], whole]
-        return {"whole": whole, "part": whole[1], "is shared": is_shared(whole)}
+            assert (kept[-1] == kept[0, 0] + len(kept) - 1).all(), "memory of the worker was reused"
+        self.kept = [whole, *self.kept][: self.keeps]
+        return {"whole": whole, "part": whole[-1], "is shared": is_shared(whole)}
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
@@ -215,12 +259,17 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 
 @apart
-def test_batches_that_the_worker_keeps_stay_valid() -> None:
-    torch_collate.default_collate_fn_map[Wrapped] = Collates()
-    loader = DataLoader(Wraps(1, 60), 2, **FORKED | {"num_workers": 1, "prefetch_factor": 1})
-    found = [(batch["is shared"], batch["whole"][:, 8999].tolist(), batch["part"][0].item()) for batch in loader]
-    # The size of the first batch isn't known, so that it is collated in private memory.
-    assert found == [(number > 0, [2.0 * number, 2.0 * number + 1], 2.0 * number + 1) for number in range(30)]
+@pytest.mark.parametrize("keeps", [0, 3])
+def test_batches_are_collated_in_shared_memory(keeps: int) -> None:
+    """Batches that the worker keeps stay valid."""
+    torch_collate.default_collate_fn_map[Wrapped] = Collates(keeps)
+    more = FORKED | {"num_workers": 1, "prefetch_factor": 1, "persistent_workers": True}
+    loader = DataLoader(Wraps(1, 61), 2, **more)
+    for number in range(2):
+        found = [(batch["is shared"], batch["whole"][:, 8999].tolist(), batch["part"][0].item()) for batch in loader]
+        # The size of the first batch isn't known, so it is collated in private memory. The last one has one item.
+        rows = [[2.0 * row, 2.0 * row + 1][: 61 - 2 * row] for row in range(31)]
+        assert found == [(number > 0 or row > 0, values, values[-1]) for row, values in enumerate(rows)]
 
 
 @apart

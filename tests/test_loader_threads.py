@@ -33,6 +33,9 @@ class Room:
     def __init__(self) -> None:
         self.data = bytearray()
 
+    def reserve(self, sizes: list[int]) -> None:
+        """Does nothing: the buffer grows."""
+
     def write(self, data: Any) -> int:
         offset = len(self.data)
         self.data += bytes(data)

@@ -308,8 +308,8 @@ impl ControlBlock {
         slot.placed.store(2, Ordering::Release);
     }
 
-    /// Allocates `len` bytes of the free space of a batch's slab. The offset is a multiple of 64. Returns `None` if they
-    /// don't fit.
+    /// Allocates `len` bytes of the free space of a batch's slab. The offset is a multiple of 64. Returns `None` if
+    /// they don't fit.
     pub fn room_in_slab(&self, slot: usize, len: usize) -> Option<usize> {
         let slot = &self.slots()[slot];
         if slot.placed.load(Ordering::Acquire) != 1 {

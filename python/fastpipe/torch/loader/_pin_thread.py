@@ -26,6 +26,19 @@ def pinned(data: Any, device: str | None) -> Any:
         return _utils.pin_memory.pin_memory(data)  # type: ignore[no-untyped-call]
 
 
+def first_ready(batches: list[int], consumer: ItemConsumer) -> int | None:
+    """Returns the position of the first batch that can be taken, or None.
+
+    The last batch is checked first. A worker makes its batches of a stream in order, so when a batch was ready, the
+    same worker's earlier batches are, too.
+    """
+    found = None
+    for place in reversed(range(len(batches))):
+        if consumer.ready(batches[place]):
+            found = place
+    return found
+
+
 class PinThread:
     """A thread that takes batches from the consumer of the workers' results, and copies them to page-locked memory.
 
@@ -133,7 +146,8 @@ class PinThread:
                 return None
             if self._in_order:
                 return self._jobs[0]
-            return next((job for job in self._jobs if self._consumer.ready(job[0])), self._jobs[0])
+            place = first_ready([batch for batch, _, _ in self._jobs], self._consumer)
+            return self._jobs[place or 0]
 
     def _is_ready(self, batch: int) -> bool:
         if self._in_order:

@@ -20,6 +20,7 @@ from fastpipe.torch.loader import _messages
 from fastpipe.torch.loader._delivery import Delivery
 from fastpipe.torch.loader._hints import LayoutHints
 from fastpipe.torch.loader._in_process import Beginning, Pass, ahead_of, fetch_of, stream_batch_size
+from fastpipe.torch.loader._pin_thread import first_ready
 from fastpipe.torch.loader._pinning import Pinning
 from fastpipe.torch.loader._seeds import GlobalRngWatch
 from fastpipe.torch.loader._structure import is_default
@@ -369,7 +370,7 @@ class WithWorkers(Pass):
             return next((place for place, (batch, _) in enumerate(self._begun) if batch == first), None)
         if self._loader_in_order:
             return 0 if self._consumer.ready(self._begun[0][0]) else None
-        return next((place for place, (batch, _) in enumerate(self._begun) if self._consumer.ready(batch)), None)
+        return first_ready([batch for batch, _ in self._begun], self._consumer)
 
     def _wait(self) -> int:
         """Waits for the next batch and returns its position among the begun batches."""
