@@ -323,6 +323,12 @@ def test_a_reader_keeps_its_contents_alive(form: Format) -> None:
     until(lambda: sys.getrefcount(data) == before)
 
 
+def test_rows_in_memory_are_not_files(form: Format) -> None:
+    for source, advice in (({"x": [1, 2]}, "from_arrays"), ([{"x": 1}, {"x": 2}], "Table.from_pylist")):
+        with pytest.raises(TypeError, match=f"source must be a path, .* got a dict: .*{advice}"):
+            form.read(source, batch_size=1)
+
+
 def test_two_readers_over_one_buffer(form: Format, path: Path) -> None:
     data = path.read_bytes()
     a, b = (iter(form.read(data, batch_size=8, shuffle=True, seed=seed)) for seed in (1, 2))
