@@ -106,7 +106,6 @@ PARTS = {
     "telemetry": "Telemetry",
     "admission_gate": "AdmissionGate",
     "fetch": "Fetches",
-    "read_ahead": "ReadAhead",
     "schedule": "Schedule<P>",
     "workers": "Workers",
     "delivery": "DeliveryQueue",

@@ -25,7 +25,7 @@ PADDING = st.sampled_from([0, 10, 5_000])
 def content(blocks: list[tuple[int, int]], first: int) -> bytes:
     """Returns a file of blocks, each with a number of rows and the size of their second field."""
     fields = '[{"name": "x", "type": "int"}, {"name": "rest", "type": "bytes"}]'
-    found = wire.header(f'{{"type": "record", "name": "r", "fields": {fields}}}')
+    found: bytes = wire.header(f'{{"type": "record", "name": "r", "fields": {fields}}}')
     for rows, size in blocks:
         rest = wire.text(bytes(size))
         found += wire.block(rows, b"".join(wire.long(first + i) + rest for i in range(rows)))
@@ -52,7 +52,7 @@ def batches(reader: Reader) -> Iterator[np.ndarray]:
     num_threads=st.integers(1, 3),
     limited=st.booleans(),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_cold_files_yield_the_batches_of_their_contents(
     files: list[list[tuple[int, int]]], shuffle: Any, shuffle_buffer: int, num_threads: int, limited: bool
 ) -> None:
@@ -64,7 +64,7 @@ def test_cold_files_yield_the_batches_of_their_contents(
         paths = [Path(folder) / f"{i}.avro" for i in range(len(contents))]
         for path, stored in zip(paths, contents, strict=True):
             path.write_bytes(stored)
-        limit = {"memory_limit": "64 MB"} if limited else {}
+        limit: dict[str, Any] = {"memory_limit": "64 MB"} if limited else {}
         with (
             read_avro(contents, num_threads=1, **options) as memory,
             read_avro(paths, num_threads=num_threads, **limit, **options) as disk,

@@ -46,7 +46,6 @@
 //!   telemetry.rs       counts of work and time; reader_totals.rs adds them up over passes
 //!   admission_gate.rs  one thread at a time admits batches; planned batches and batches in flight (admission.rs)
 //!   fetch.rs           blocking calls of the source, on separate threads
-//!   read_ahead.rs      units that the system is asked to read before threads read them
 //!   schedule.rs        the queue, and how many threads may take from it; workers.rs owns the threads
 //!   delivery.rs        finished batches, waiting consumers, and the end of the pass
 //! ```
@@ -84,7 +83,6 @@ mod order_memory;
 mod panicked;
 mod pass;
 mod pass_config;
-mod read_ahead;
 mod reader_totals;
 mod runners;
 mod running_pass;

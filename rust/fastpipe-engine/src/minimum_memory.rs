@@ -187,7 +187,7 @@ fn probe_unit(context: &Arc<PassContext>, unit: u64, limit: u64) -> Result<()> {
         // The estimate for units already includes such a large unit.
         return Ok(());
     }
-    let open = match context.open_within(unit, Pass::default().epoch, None, None, Some(most)) {
+    let open = match context.open_within(unit, Pass::default().epoch, None, Some(most)) {
         Ok(open) => open,
         Err(error) if error.is_over_memory_limit() => return Err(context.config.locate(unit, refused(&error, limit))),
         Err(_) => return Ok(()),

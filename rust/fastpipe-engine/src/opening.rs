@@ -1,23 +1,16 @@
 //! Fetching and opening units, and recording what that costs.
 
-use fastpipe_batch::{ByteRange, Fetched, Result};
+use fastpipe_batch::{Fetched, Result};
 
 use crate::fetch::Fetch;
 use crate::pass::PassContext;
-use crate::read_ahead::Ticket;
 use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
 impl PassContext {
-    /// Opens a unit from its fetched data, or reads its bytes on this thread. `ticket` is that of its read-ahead.
-    pub(crate) fn open(
-        &self,
-        unit: u64,
-        epoch: u64,
-        fetch: Option<&Fetch>,
-        ticket: Option<Ticket>,
-    ) -> Result<OpenUnit> {
-        self.open_within(unit, epoch, fetch, ticket, self.config.options().memory_limit)
+    /// Opens a unit from its fetched data, or reads its bytes on this thread.
+    pub(crate) fn open(&self, unit: u64, epoch: u64, fetch: Option<&Fetch>) -> Result<OpenUnit> {
+        self.open_within(unit, epoch, fetch, self.config.options().memory_limit)
     }
 
     /// Like `open`, but fails if the open unit takes more than `most_bytes` bytes.
@@ -26,7 +19,6 @@ impl PassContext {
         unit: u64,
         epoch: u64,
         fetch: Option<&Fetch>,
-        ticket: Option<Ticket>,
         most_bytes: Option<u64>,
     ) -> Result<OpenUnit> {
         if let Err(error) = self.files.check_before(epoch) {
@@ -36,7 +28,11 @@ impl PassContext {
         let info = self.config.describe(unit);
         let (fetched, reading) = match (fetch, info.range) {
             (Some(fetch), _) => (fetch.take(), 0),
-            (None, Some(range)) => self.read_bytes(range, ticket),
+            (None, Some(range)) => self.telemetry.time(Activity::Read, || {
+                self.files
+                    .read(range, self.working_memory.buffers())
+                    .map(Fetched::Bytes)
+            }),
             (None, None) => (Ok(Fetched::Nothing), 0),
         };
         let fetched = fetched?;
@@ -52,23 +48,5 @@ impl PassContext {
         self.costs.opened(info.class, stored, held, reading + nanos);
         self.telemetry.opened(u64::from(info.rows), stored, held);
         Ok(opened)
-    }
-
-    /// Reads the bytes of a unit. Returns them, and the nanoseconds it took.
-    fn read_bytes(&self, range: ByteRange, ticket: Option<Ticket>) -> (Result<Fetched>, u64) {
-        let was_asked = ticket.is_some_and(Ticket::begin);
-        self.ask_ahead();
-        let (bytes, nanos) = self
-            .telemetry
-            .time(Activity::Read, || self.files.read(range, self.working_memory.buffers()));
-        if !was_asked {
-            self.read_ahead.observe(range.len, nanos);
-        }
-        (bytes.map(Fetched::Bytes), nanos)
-    }
-
-    /// Asks the system to read units that are needed soon.
-    pub(crate) fn ask_ahead(&self) {
-        self.telemetry.time(Activity::Read, || self.read_ahead.ask());
     }
 }

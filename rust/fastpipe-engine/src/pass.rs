@@ -19,7 +19,6 @@ use crate::fetch::Fetches;
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::pass_config::PassConfig;
-use crate::read_ahead::ReadAhead;
 use crate::schedule::Schedule;
 use crate::sequence::Parked;
 use crate::telemetry::Telemetry;
@@ -33,13 +32,12 @@ pub(crate) type Task = Box<dyn FnOnce(&Arc<PassContext>) -> Result<()> + Send>;
 /// The components of a running pass.
 pub(crate) struct PassContext {
     pub(crate) config: PassConfig,
-    pub(crate) files: Arc<Files>,
+    pub(crate) files: Files,
     pub(crate) working_memory: WorkingMemory,
     pub(crate) costs: CostModel,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) gate: AdmissionGate,
     pub(crate) fetches: Fetches,
-    pub(crate) read_ahead: ReadAhead,
     pub(crate) parked: Parked,
     pub(crate) schedule: Schedule<Task>,
     pub(crate) pool: Pool,
@@ -57,18 +55,13 @@ impl PassContext {
     ) -> PassContext {
         let parts = source.facts().columns.iter().flat_map(|c| c.parts()).collect();
         let telemetry = Arc::new(Telemetry::new());
-        let (files, fetches) = (
-            Arc::new(Files::of(source.facts())),
-            Fetches::new(&source, telemetry.clone()),
-        );
-        let asked = files.clone();
+        let (files, fetches) = (Files::of(source.facts()), Fetches::new(&source, telemetry.clone()));
         let costs = CostModel::new(source.facts().classes.len());
         let config = PassConfig::new(source, options, cursor.order().settings().seed);
         let threads = config.threads();
         PassContext {
             files,
             fetches,
-            read_ahead: ReadAhead::new(Box::new(move |range| asked.will_need(range))),
             costs,
             config,
             working_memory: WorkingMemory::new(memory, parts, limit),
@@ -115,7 +108,7 @@ impl PassContext {
 
     /// Returns the next batch for a consumer that waits up to `wait`.
     pub(crate) fn next(&self, wait: Duration) -> Result<Next> {
-        let parts = (&*self.telemetry, &self.working_memory, &*self.files);
+        let parts = (&*self.telemetry, &self.working_memory, &self.files);
         self.delivery
             .next(wait, parts, |chooser, taken| self.choose_threads(chooser, taken))
     }

@@ -21,7 +21,6 @@ use fastpipe_order::Run;
 use crate::budget::Reserved;
 use crate::fetch::Fetch;
 use crate::in_flight::InFlightBatch;
-use crate::read_ahead::Ticket;
 use crate::schedule::Urgency;
 use crate::unit::OpenUnit;
 
@@ -33,8 +32,8 @@ pub(crate) struct Sequence {
     ahead: HashMap<(u64, u64), Ahead>,
     /// Number of cells created so far.
     cells: u64,
-    /// Units that are read ahead, by epoch and unit.
-    tickets: HashMap<(u64, u64), Ticket>,
+    /// Bytes of units that the system was asked to read in advance.
+    hinted: u64,
 }
 
 /// A unit with more pieces to come.
@@ -71,14 +70,12 @@ impl Sequence {
     pub(crate) fn keep_from(&mut self, epoch: u64) {
         self.units.clear();
         self.ahead.retain(|key, _| key.0 >= epoch);
-        self.tickets.retain(|key, _| key.0 >= epoch);
     }
 
     /// Drops all units.
     pub(crate) fn clear(&mut self) {
         self.units.clear();
         self.ahead.clear();
-        self.tickets.clear();
     }
 
     /// Number of units that are fetched in advance.
@@ -119,15 +116,11 @@ impl Sequence {
         let open = self.units.remove(&run.unit).map(|open| (open.cell, open.pieces));
         let (cell, number) = open.unwrap_or_else(|| {
             self.cells += 1;
-            let cell = SequenceCell::new(
-                run.unit,
-                epoch,
-                self.cells,
-                random,
-                self.ahead.remove(&(epoch, run.unit)),
-            );
-            cell.lock().ticket = self.tickets.remove(&(epoch, run.unit));
-            (Arc::new(cell), 0)
+            let ahead = self.ahead.remove(&(epoch, run.unit));
+            (
+                Arc::new(SequenceCell::new(run.unit, epoch, self.cells, random, ahead)),
+                0,
+            )
         });
         if last {
             cell.lock().pieces = Some(number + 1);
@@ -171,8 +164,6 @@ pub(crate) struct SequenceState {
     pub(crate) open: Option<Arc<OpenUnit>>,
     /// Its reserved memory, if several batches read it.
     pub(crate) reserved: Option<Reserved>,
-    /// Its read-ahead, until it is opened.
-    pub(crate) ticket: Option<Ticket>,
     /// Whether a thread is opening it.
     pub(crate) opening: bool,
     /// The starts of pieces that are known so far.
@@ -260,7 +251,6 @@ impl SequenceCell {
         let state = SequenceState {
             open: None,
             reserved,
-            ticket: None,
             opening: false,
             starts: vec![Mark::START],
             tail: None,

@@ -39,17 +39,6 @@ impl Stream {
     /// Starts a pass over `source` at the position of `cursor`. It reuses the free memory of earlier passes in
     /// `memory`.
     pub fn start(source: Arc<dyn Source>, cursor: Cursor, options: Options, memory: Arc<Memory>) -> Result<Stream> {
-        Stream::start_with(source, cursor, options, memory, |_| {})
-    }
-
-    /// Like `start`, but calls `change` with the components of the pass before any thread uses them.
-    fn start_with(
-        source: Arc<dyn Source>,
-        cursor: Cursor,
-        options: Options,
-        memory: Arc<Memory>,
-        change: impl FnOnce(&mut PassContext),
-    ) -> Result<Stream> {
         let order = cursor.order().clone();
         let settings = *order.settings();
         let seeks = !cursor.is_at_start();
@@ -59,9 +48,7 @@ impl Stream {
         // The order takes its memory for the whole pass.
         let left = |limit: u64| limit.saturating_sub(order.memory(settings.shuffle_buffer));
         let limit = options.memory_limit.map(left);
-        let mut context = PassContext::new(source, cursor, options, memory, limit);
-        change(&mut context);
-        let context = Arc::new(context);
+        let context = Arc::new(PassContext::new(source, cursor, options, memory, limit));
         // Reserved for the code that reports an error after memory has run out.
         reserve_address_space();
         context.working_memory.memory().keep_batches(context.ahead());
@@ -144,7 +131,6 @@ impl Stream {
         self.context.telemetry.end();
         self.context.delivery.end();
         self.context.fetches.close();
-        self.context.read_ahead.close();
         // Threads still take the queued tasks. These see that the pass is closed and release what they hold.
         let workers = lock(&self.workers).take();
         drop(workers);
@@ -181,6 +167,3 @@ impl Drop for Stream {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -195,6 +195,11 @@ impl Telemetry {
         add(&self.consumer_away, time.as_nanos() as u64);
     }
 
+    /// Bytes read so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
     /// Nanoseconds that the consumer spent using batches, and nanoseconds that it waited for them.
     pub(crate) fn consumer(&self) -> (u64, u64) {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -22,8 +22,6 @@ impl PassContext {
     pub(crate) fn admit(self: &Arc<Self>) -> Result<()> {
         let mut admission = self.gate.enter();
         let (result, _) = self.telemetry.time(Activity::Plan, || self.admit_all(&mut admission));
-        drop(admission);
-        self.ask_ahead();
         result
     }
 
@@ -68,6 +66,9 @@ impl PassContext {
             let Some(plan) = admission.take_planned() else { break };
             if admission.prepared > 0 {
                 admission.prepared -= 1;
+                if let Content::Runs(runs) = &plan.content {
+                    self.no_longer_ahead(&mut admission.sequence, runs);
+                }
             }
             if under_way >= admission.most_under_way {
                 admission.most_under_way = under_way + 1;

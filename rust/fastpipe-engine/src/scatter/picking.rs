@@ -1,7 +1,6 @@
 //! Batches of picked records. The units of a batch are opened first. Then every row is decoded directly into its slot,
 //! in slot order, so that variable-size values end up in the right order without being moved.
 
-use std::cmp::Reverse;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,7 +17,6 @@ use crate::fetch::Fetch;
 use crate::in_flight::{InFlightBatch, RECORDS_AT_ONCE};
 use crate::panicked::panicked;
 use crate::pass::PassContext;
-use crate::read_ahead::Ticket;
 use crate::schedule::Urgency;
 use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
@@ -71,10 +69,10 @@ impl Batches<Picks> for PassContext {
     fn prepare(self: &Arc<Self>, kept: &mut Scatter, epoch: u64, number: u64, picks: &Picks) -> bool {
         let working_memory = self.gate.batch_bytes();
         // If memory for the list is short, or a unit can't be fetched, the batch reports the error when it is started.
-        let wanted = self.want(kept, epoch, number, picks).unwrap_or_default();
-        wanted.into_iter().all(|(cost, unit)| {
+        let wanted = kept.want(epoch, number, &picks.units).unwrap_or_default();
+        wanted.into_iter().all(|unit| {
             self.working_memory.fits_ahead(self.unit_bytes(unit), working_memory)
-                && self.open_ahead(kept, epoch, number, unit, cost).is_ok()
+                && self.open_ahead(kept, epoch, number, unit).is_ok()
         })
     }
 
@@ -86,8 +84,8 @@ impl Batches<Picks> for PassContext {
         picks: Picks,
         reserved: Reserved,
     ) -> Result<Cost> {
-        for (cost, unit) in self.want(scatter, info.epoch, number, &picks)? {
-            self.open_ahead(scatter, info.epoch, number, unit, cost)?;
+        for unit in scatter.want(info.epoch, number, &picks.units)? {
+            self.open_ahead(scatter, info.epoch, number, unit)?;
         }
         let slots = picks.rows.len();
         let cost = self.picks_cost(&picks);
@@ -125,37 +123,8 @@ impl Batches<Picks> for PassContext {
 }
 
 impl PassContext {
-    /// Returns the units of a batch that are neither open nor being opened, each with the nanoseconds that opening it
-    /// is expected to take, rounded down to a power of two. Units that are read from a disk are in the order in which
-    /// threads open them: the longest first, and units of similar length by their position.
-    fn want(&self, scatter: &mut Scatter, epoch: u64, number: u64, picks: &Picks) -> Result<Vec<(u64, u64)>> {
-        let new = scatter.want(epoch, number, &picks.units)?;
-        let with_cost = |unit| (1 << self.open_cost(unit).max(1).ilog2(), unit);
-        let mut new = try_collect(new.into_iter().map(with_cost), UNITS)?;
-        if !self.fetches.are_needed() {
-            new.sort_unstable_by_key(|&(cost, unit)| (Reverse(cost), unit));
-        }
-        Ok(new)
-    }
-
-    /// Nanoseconds that opening a unit and finding its records is expected to take.
-    fn open_cost(&self, unit: u64) -> u64 {
-        let info = self.config.describe(unit);
-        let stored = info.range.map_or(0, |range| range.len);
-        let is_indexed = self.config.is_random() || self.working_memory.memory().knows_starts(unit);
-        let pass = || self.costs.pass(info.class, stored);
-        self.costs.open(info.class, stored) + if is_indexed { 0 } else { pass() }
-    }
-
     /// Opens a unit that batch `number` needs.
-    fn open_ahead(
-        self: &Arc<Self>,
-        scatter: &mut Scatter,
-        epoch: u64,
-        number: u64,
-        unit: u64,
-        cost: u64,
-    ) -> Result<()> {
+    fn open_ahead(self: &Arc<Self>, scatter: &mut Scatter, epoch: u64, number: u64, unit: u64) -> Result<()> {
         let needed = self.fetches.are_needed();
         let fetch = needed.then(|| self.fetches.start(unit, number)).transpose()?;
         let reserved = self.working_memory.reserve(self.unit_bytes(unit));
@@ -165,16 +134,19 @@ impl PassContext {
         if scatter.released.contains(&(epoch, unit)) {
             self.telemetry.reopens(u64::from(info.rows));
         }
+        let stored = info.range.map_or(0, |range| range.len);
+        let pass = || self.costs.pass(info.class, stored);
+        let is_indexed = self.config.is_random() || self.working_memory.memory().knows_starts(unit);
+        let cost = self.costs.open(info.class, stored) + if is_indexed { 0 } else { pass() };
         let urgency = Urgency { batch: number, cost };
         let Some(fetch) = fetch else {
-            let ticket = info.range.and_then(|range| self.read_ahead.want(range));
-            self.spawn(urgency, move |context| context.open_cell(&cell, None, ticket));
+            self.spawn(urgency, move |context| context.open_cell(&cell, None));
             return Ok(());
         };
         let (context, fetched) = (self.clone(), fetch.clone());
         fetch.then(Box::new(move || {
             context.look_again();
-            context.spawn(urgency, move |context| context.open_cell(&cell, Some(&fetched), None));
+            context.spawn(urgency, move |context| context.open_cell(&cell, Some(&fetched)));
         }));
         Ok(())
     }
@@ -195,14 +167,14 @@ impl PassContext {
     }
 
     /// Opens a unit and finds its records. Then starts the batches that waited only for this unit.
-    fn open_cell(self: &Arc<Self>, cell: &RandomCell, fetch: Option<&Fetch>, ticket: Option<Ticket>) -> Result<()> {
+    fn open_cell(self: &Arc<Self>, cell: &RandomCell, fetch: Option<&Fetch>) -> Result<()> {
         if self.is_closed() {
             // Waiting batches own the cell and the cell owns them. Without this call they would never be freed.
             cell.open(Err(Error::new(ErrorKind::Closed, "the pass was closed")));
             return Ok(());
         }
         let opened = catch_unwind(AssertUnwindSafe(|| {
-            let mut unit = self.open(cell.unit, cell.epoch, fetch, ticket)?;
+            let mut unit = self.open(cell.unit, cell.epoch, fetch)?;
             if !self.config.is_random() {
                 self.index(cell.unit, &mut unit)?;
             }

@@ -1,7 +1,6 @@
 //! Batches of runs. Their pieces are read in sequence, each from where the previous one ends.
 
 use std::cell::OnceCell;
-use std::collections::hash_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,6 +21,9 @@ use crate::unit::OpenUnit;
 
 /// Number of units fetched in advance, per concurrent fetch.
 const FETCHED_AHEAD: usize = 2;
+
+/// Bytes of units that the system is asked to read before they are needed.
+const READ_AHEAD: u64 = 16 << 20;
 
 /// The purpose of the memory for the list of a batch's runs, as named in error messages.
 const RUNS: &str = "the list of a batch's units; a smaller batch_size needs less";
@@ -53,11 +55,10 @@ impl Batches<Vec<Run>> for PassContext {
     }
 
     fn prepare(self: &Arc<Self>, kept: &mut Sequence, epoch: u64, number: u64, runs: &Vec<Run>) -> bool {
-        if self.fetches.are_needed() {
-            return self.fetch_batch(kept, epoch, number, runs);
+        match self.fetches.are_needed() {
+            true => self.fetch_batch(kept, epoch, number, runs),
+            false => self.hint(kept, runs),
         }
-        self.read_ahead(kept, epoch, runs);
-        true
     }
 
     fn start(
@@ -95,19 +96,37 @@ impl PassContext {
         })
     }
 
-    /// Adds the units of a batch to those that are read ahead, if the read-ahead of the system isn't sufficient.
-    fn read_ahead(&self, kept: &mut Sequence, epoch: u64, runs: &[Run]) {
-        if self.read_ahead.is_useful_in_sequence() {
+    /// Asks the system to read the units of a batch before they are needed. It doesn't ask before the first unit was
+    /// read, or if reads are served from memory or nearly as fast. In these cases the read-ahead of the system is
+    /// sufficient. It also caches the file in larger pages, which makes all later reads twice as fast. Returns false if
+    /// enough is being read in advance.
+    fn hint(&self, kept: &mut Sequence, runs: &[Run]) -> bool {
+        let bytes = self.stored_bytes(runs);
+        if kept.hinted + bytes > READ_AHEAD && kept.hinted > 0 {
+            return false;
+        }
+        kept.hinted += bytes;
+        let read = self.telemetry.bytes_read();
+        if read < self.telemetry.nanos(Activity::Read) / 2 {
             for run in runs.iter().filter(|run| run.record == 0) {
-                if let Some(range) = self.config.describe(run.unit).range
-                    && kept.tickets.try_reserve(1).is_ok()
-                    && let Entry::Vacant(ticket) = kept.tickets.entry((epoch, run.unit))
-                    && let Some(wanted) = self.read_ahead.want(range)
-                {
-                    ticket.insert(wanted);
+                if let Some(range) = self.config.describe(run.unit).range {
+                    self.files.will_need(range);
                 }
             }
         }
+        true
+    }
+
+    /// Updates the count of hinted bytes when a prepared batch starts.
+    pub(crate) fn no_longer_ahead(&self, kept: &mut Sequence, runs: &[Run]) {
+        kept.hinted -= self.stored_bytes(runs).min(kept.hinted);
+    }
+
+    /// Stored bytes of the units that start in a batch.
+    fn stored_bytes(&self, runs: &[Run]) -> u64 {
+        let begun = runs.iter().filter(|run| run.record == 0);
+        let ranges = begun.filter_map(|run| self.config.describe(run.unit).range);
+        ranges.map(|range| range.len).sum()
     }
 
     /// Divides a batch of runs into tasks of about equal expected time, and starts them.
@@ -389,8 +408,7 @@ impl PassContext {
 
     /// Opens the unit of a cell for all of its readers. The caller must have set `opening`.
     pub(super) fn open_in_sequence(self: &Arc<Self>, cell: &SequenceCell) -> Result<Arc<OpenUnit>> {
-        let ticket = cell.lock().ticket.take();
-        let unit = Arc::new(self.open(cell.unit, cell.epoch, cell.fetch.as_deref(), ticket)?);
+        let unit = Arc::new(self.open(cell.unit, cell.epoch, cell.fetch.as_deref())?);
         let mut state = cell.lock();
         state.opening = false;
         if let Some(reserved) = &state.reserved {
