@@ -421,6 +421,17 @@ impl Binding {
         self.values.text(self.at(i))
     }
 
+    /// Returns the bytes of the text of row `i` and of texts after it, and the length of the text of row `i`.
+    #[inline]
+    pub(crate) fn text_and_rest(&self, i: usize) -> Option<(&[u8], usize)> {
+        self.values.text_and_rest(self.at(i))
+    }
+
+    /// Whether the texts of consecutive rows are contiguous.
+    pub(crate) fn has_contiguous_texts(&self) -> bool {
+        self.is_direct() && matches!(self.values, Values::ShortText(..) | Values::LongText(..))
+    }
+
     /// Returns the bytes of the texts of all these rows, if they are contiguous.
     pub(crate) fn texts(&self, rows: Range<usize>) -> Option<&[u8]> {
         self.is_direct().then(|| self.values.texts(rows)).flatten()

@@ -8,7 +8,7 @@
 use arrow_buffer::NullBuffer;
 use fastpipe_batch::{
     ColumnarRows, Error, ErrorKind, Form, KeyCount, LengthRule, Lengths, NestedForm, Overflow, TextParts, ValueParts,
-    hint, try_collect,
+    hint, try_collect, try_with_capacity,
 };
 
 use crate::binding::{Binding, Level, Lists};
@@ -20,6 +20,9 @@ const AHEAD: usize = 8;
 
 /// Size of a cache line in bytes.
 const LINE: usize = 64;
+
+/// Maximum number of bytes of a string that is copied without a call.
+const SHORT: usize = 32;
 
 /// The location of a picked row.
 #[derive(Clone, Copy, Debug, Default)]
@@ -278,46 +281,63 @@ impl Gather<'_> {
         if let Some(part) = leaf_mask {
             mask(columnar.placed(part as usize)?, &nulls);
         }
-        let fill = &self.column.fill[..];
-        let mut next_null = nulls.iter().copied().peekable();
-        let lens = columnar.placed::<i64>(to.lengths as usize)?;
-        for (at, (out, row)) in lens.iter_mut().zip(self.rows).enumerate() {
-            let text = match next_null.next_if_eq(&at) {
-                Some(_) => fill,
-                None => self.chunk(*row)?.text(row.row).ok_or_else(lost)?,
-            };
-            // The second loop reads these bytes, which may be anywhere in memory.
-            text.first().into_iter().for_each(|byte| hint(byte));
-            *out = text.len() as i64;
-        }
-        let mut arena = columnar.arena(to.bytes as usize)?;
-        if nulls.is_empty() && !self.stretches.is_empty() {
-            for stretch in self.stretches {
-                let chunk = self.chunks.get(stretch.chunk).ok_or_else(lost)?;
-                let rows = stretch.row..stretch.row + stretch.len;
-                if let Some(bytes) = chunk.texts(rows.clone()) {
-                    let lens = rows.map(|row| chunk.text(row).map_or(0, <[u8]>::len));
-                    arena.take_rows(lens)?.copy_from_slice(bytes);
-                    continue;
-                }
-                for row in rows {
-                    arena.begin_row()?;
-                    arena.writer().extend(chunk.text(row).ok_or_else(lost)?)?;
-                }
-            }
+        let is_contiguous = self.chunks.iter().all(|chunk| chunk.has_contiguous_texts());
+        if is_contiguous && nulls.is_empty() && !self.stretches.is_empty() {
+            self.text_stretches(to, columnar)?;
             return Ok(true);
         }
+        let fill = &self.column.fill[..];
         let mut next_null = nulls.into_iter().peekable();
+        // The bytes of each text and of texts after it, and the length of the text.
+        let mut texts = try_with_capacity(self.rows.len(), "the locations of texts")?;
         for (at, row) in self.rows.iter().enumerate() {
-            arena.begin_row()?;
-            match next_null.next_if_eq(&at) {
-                Some(_) => arena.writer().extend(fill)?,
-                None => arena
-                    .writer()
-                    .extend(self.chunk(*row)?.text(row.row).ok_or_else(lost)?)?,
+            let text = match next_null.next_if_eq(&at) {
+                Some(_) => (fill, fill.len()),
+                None => self.chunk(*row)?.text_and_rest(row.row).ok_or_else(lost)?,
+            };
+            // These bytes are read later, and may be anywhere in memory.
+            text.0.first().into_iter().for_each(|byte| hint(byte));
+            texts.push(text);
+        }
+        let lens = texts.iter().map(|(_, len)| *len);
+        for (out, len) in columnar
+            .placed::<i64>(to.lengths as usize)?
+            .iter_mut()
+            .zip(lens.clone())
+        {
+            *out = len as i64;
+        }
+        let mut arena = columnar.arena(to.bytes as usize)?;
+        let mut out = arena.take_rows(lens)?;
+        for (bytes, len) in texts {
+            // Most texts are short, and copying a fixed number of bytes needs no call. Later texts overwrite the rest.
+            match (bytes.first_chunk::<SHORT>(), out.first_chunk_mut::<SHORT>()) {
+                (Some(bytes), Some(out)) if len <= SHORT => *out = *bytes,
+                _ => out
+                    .get_mut(..len)
+                    .ok_or_else(lost)?
+                    .copy_from_slice(bytes.get(..len).ok_or_else(lost)?),
             }
+            out = out.get_mut(len..).ok_or_else(lost)?;
         }
         Ok(true)
+    }
+
+    /// Copies strings without nulls that are contiguous in each range of rows.
+    fn text_stretches(&self, to: TextParts, columnar: &mut ColumnarRows<'_, '_>) -> Result<()> {
+        let len = |chunk: &Binding, row| chunk.text(row).map_or(0, <[u8]>::len);
+        let lens = columnar.placed::<i64>(to.lengths as usize)?;
+        for (out, row) in lens.iter_mut().zip(self.rows) {
+            *out = len(self.chunk(*row)?, row.row) as i64;
+        }
+        let mut arena = columnar.arena(to.bytes as usize)?;
+        for stretch in self.stretches {
+            let chunk = self.chunks.get(stretch.chunk).ok_or_else(lost)?;
+            let rows = stretch.row..stretch.row + stretch.len;
+            let bytes = chunk.texts(rows.clone()).ok_or_else(lost)?;
+            arena.take_rows(rows.map(|row| len(chunk, row)))?.copy_from_slice(bytes);
+        }
+        Ok(())
     }
 
     /// Copies lists of elements with `size` bytes each. Returns whether it did.

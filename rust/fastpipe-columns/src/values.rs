@@ -64,6 +64,24 @@ impl Values {
         }
     }
 
+    /// Returns the bytes of string `i` and of strings after it, and the length of string `i`.
+    #[inline]
+    pub(crate) fn text_and_rest(&self, i: usize) -> Option<(&[u8], usize)> {
+        let end = i.checked_add(1)?;
+        let (bytes, start, end) = match self {
+            Values::ShortText(offsets, bytes) => (bytes, *offsets.get(i)? as usize, *offsets.get(end)? as usize),
+            Values::LongText(offsets, bytes) => (bytes, *offsets.get(i)? as usize, *offsets.get(end)? as usize),
+            Values::Views(views, buffers) => {
+                let text = viewed(views.as_chunks().0.get(i)?, buffers)?;
+                return Some((text, text.len()));
+            }
+            Values::Elements(_) | Values::Bits(_) => return None,
+        };
+        let len = end.checked_sub(start)?;
+        let bytes = bytes.get(start..)?;
+        (len <= bytes.len()).then_some((bytes, len))
+    }
+
     /// Returns the bytes of all these strings, if they are contiguous.
     pub(crate) fn texts(&self, rows: Range<usize>) -> Option<&[u8]> {
         match self {
