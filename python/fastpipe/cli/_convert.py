@@ -379,8 +379,10 @@ def _copying(
     metadata = {key: value for key, value in first.metadata.items() if not key.startswith("avro.")}
     records = encoded_records(files, names, **order)
 
-    def write(path: str, batches: Iterable[Any], told: Callable[[int], object]) -> int:
-        return copy_records(path, batches, text, metadata, codec=codec, block_bytes=block_bytes, told=told)
+    def write(path: str, batches: Iterable[Any], on_progress: Callable[[int], object]) -> int:
+        return copy_records(
+            path, batches, text, metadata, codec=codec, block_bytes=block_bytes, on_progress=on_progress
+        )
 
     return _Conversion(records.num_rows, lambda: _Closing(records, arrow_streams(records).batches()), write)
 
@@ -391,7 +393,7 @@ def _to_avro(tables: Tables, codec: Any, block_bytes: int) -> _Conversion:
     for field in tables.schema:
         _check_durations(field.type, field.name)
 
-    def write(path: str, found: Iterable[Any], told: Callable[[int], object]) -> int:
+    def write(path: str, found: Iterable[Any], on_progress: Callable[[int], object]) -> int:
         def batches() -> Iterator[Any]:
             for table in found:
                 for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
@@ -405,7 +407,7 @@ def _to_avro(tables: Tables, codec: Any, block_bytes: int) -> _Conversion:
 
 
 def _to_records(tables: Tables) -> _Conversion:
-    def write(path: str, found: Iterable[Any], told: Callable[[int], object]) -> int:
+    def write(path: str, found: Iterable[Any], on_progress: Callable[[int], object]) -> int:
         def counted() -> Iterator[Any]:
             for table in found:
                 yield table
@@ -436,7 +438,7 @@ def _to_columns(to: str, tables: Tables, codec: str, batch_size: int) -> _Conver
     if to == "parquet":
         _check_parquet(tables.schema)
 
-    def write(path: str, found: Iterable[Any], told: Callable[[int], object]) -> int:
+    def write(path: str, found: Iterable[Any], on_progress: Callable[[int], object]) -> int:
         import pyarrow as pa
 
         rows = 0

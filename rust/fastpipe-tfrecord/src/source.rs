@@ -32,7 +32,8 @@ impl TfRecordSource {
     /// Creates a source that reads `features` from files.
     ///
     /// # Errors
-    /// [`ErrorKind::Schema`] if lists can't be read as a feature; [`ErrorKind::OutOfMemory`].
+    /// [`fastpipe_batch::ErrorKind::Schema`] if lists can't be read as a feature;
+    /// [`fastpipe_batch::ErrorKind::OutOfMemory`].
     pub fn new(features: &[Feature], files: &[TfRecordFile]) -> Result<TfRecordSource> {
         let program = Program::new(features)?;
         let work = Work {
