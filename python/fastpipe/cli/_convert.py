@@ -290,17 +290,17 @@ def run(arguments: argparse.Namespace) -> int:
         have = plural(made.rows, "row")
         return _usage(f"--files {arguments.files} is more than {have}, and each file needs one: use fewer files")
     bar = progress_bar(made.rows) if sys.stderr.isatty() else None
-    told = _ignore if bar is None else bar.update
+    on_progress = _ignore if bar is None else bar.update
     with bar or nullcontext(), made.open() as found:
         if not split:
-            made.write(arguments.target, found, told)
+            made.write(arguments.target, found, on_progress)
             written, size = "", os.path.getsize(arguments.target)
         else:
             most = arguments.rows_per_file
             counts = full_counts(made.rows, most) if most is not None else even_counts(made.rows, arguments.files)
             write, suffix = made.write, _FORMATS[to].ends[0]
             size = write_files(
-                arguments.target, suffix, counts, map(_table, found), lambda path, rows: write(path, rows, told)
+                arguments.target, suffix, counts, map(_table, found), lambda path, rows: write(path, rows, on_progress)
             )
             written = f" in {plural(len(counts), 'file')}"
     print(f"{clean(arguments.target)}: {plural(made.rows, 'row')}{written}, {size_text(size)}")
@@ -398,7 +398,7 @@ def _to_avro(tables: Tables, codec: Any, block_bytes: int) -> _Conversion:
             for table in found:
                 for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
                     yield batch
-                    told(batch.num_rows)
+                    on_progress(batch.num_rows)
 
         data = pa.RecordBatchReader.from_batches(tables.schema, batches())
         return write_avro(path, data, codec=codec, block_bytes=block_bytes).rows
@@ -411,7 +411,7 @@ def _to_records(tables: Tables) -> _Conversion:
         def counted() -> Iterator[Any]:
             for table in found:
                 yield table
-                told(table.num_rows)
+                on_progress(table.num_rows)
 
         return write_tfrecord(path, counted()).rows
 
@@ -455,7 +455,7 @@ def _to_columns(to: str, tables: Tables, codec: str, batch_size: int) -> _Conver
                 for table in sized(found, batch_size):
                     _write_table(writer, table, batch_size)
                     rows += table.num_rows
-                    told(table.num_rows)
+                    on_progress(table.num_rows)
         return rows
 
     return _Conversion(tables.rows, tables.open, write)

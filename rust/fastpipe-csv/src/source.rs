@@ -35,8 +35,8 @@ impl CsvSource {
     /// order and may have additional columns.
     ///
     /// # Errors
-    /// [`ErrorKind::Schema`] if CSV fields can't be read as a feature, or if a file lacks a feature;
-    /// [`ErrorKind::OutOfMemory`].
+    /// [`fastpipe_batch::ErrorKind::Schema`] if CSV fields can't be read as a feature, or if a file lacks a feature;
+    /// [`fastpipe_batch::ErrorKind::OutOfMemory`].
     pub fn new(features: &[Feature], dialect: &Dialect, files: &[CsvFile]) -> Result<CsvSource> {
         let reading = Reading {
             dialect: dialect.clone(),
