@@ -11,8 +11,9 @@ use fastpipe_batch::{
     hint, try_collect, try_with_capacity,
 };
 
-use crate::binding::{Binding, Level, Lists};
+use crate::binding::{Binding, Level};
 use crate::layout::Column;
+use crate::lists::Lists;
 use crate::values::Values;
 
 /// Number of rows in advance that memory is prefetched.

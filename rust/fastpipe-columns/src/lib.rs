@@ -25,6 +25,7 @@ mod import;
 mod indirection;
 mod infer;
 mod layout;
+mod lists;
 mod nearest;
 mod nested;
 mod nulls_seen;

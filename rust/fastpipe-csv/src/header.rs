@@ -12,8 +12,8 @@ use crate::rows::Next;
 /// Maximum size of the first row in bytes.
 const MOST_HEADER_BYTES: u64 = 64 << 20;
 
-/// Number of bytes that are read to recognize other formats. The first row is searched for in as many bytes, and then in
-/// more.
+/// Number of bytes that are read to recognize other formats. The first row is searched for in as many bytes, and then
+/// in more.
 const START_BYTES: u64 = 64 << 10;
 
 /// The byte order mark of UTF-8.

@@ -1,9 +1,9 @@
 //! Reads rows from TFRecord files: the framing of records, the chunks of a file ([`Walk`]), their index, the features
 //! of `tf.train.Example` messages ([`Evidence`]) and their values ([`TfRecordSource`]).
 //!
-//! A unit is a *chunk* ([`Chunk`](fastpipe_batch::Chunk)): whole records of about 64 KiB in total. A record is one `tf.train.Example`. Its
-//! values are decoded from the wire format of Protocol Buffers directly into their slots of a batch. No message object
-//! is created, and no memory is allocated per row.
+//! A unit is a [chunk](fastpipe_batch::Chunk): whole records of about 64 KiB in total. A record is one
+//! `tf.train.Example`. Its values are decoded from the wire format of Protocol Buffers directly into their slots of a
+//! batch. No message object is created, and no memory is allocated per row.
 //!
 //! This crate reads no files and starts no threads.
 #![forbid(unsafe_code)]
