@@ -326,17 +326,20 @@ impl Gather<'_> {
 
     /// Copies strings without nulls that are contiguous in each range of rows.
     fn text_stretches(&self, to: TextParts, columnar: &mut ColumnarRows<'_, '_>) -> Result<()> {
-        let len = |chunk: &Binding, row| chunk.text(row).map_or(0, <[u8]>::len);
         let lens = columnar.placed::<i64>(to.lengths as usize)?;
         for (out, row) in lens.iter_mut().zip(self.rows) {
-            *out = len(self.chunk(*row)?, row.row) as i64;
+            let text = self.chunk(*row)?.text(row.row).ok_or_else(lost)?;
+            // These bytes are copied later.
+            text.first().into_iter().for_each(|byte| hint(byte));
+            *out = text.len() as i64;
         }
         let mut arena = columnar.arena(to.bytes as usize)?;
         for stretch in self.stretches {
             let chunk = self.chunks.get(stretch.chunk).ok_or_else(lost)?;
             let rows = stretch.row..stretch.row + stretch.len;
             let bytes = chunk.texts(rows.clone()).ok_or_else(lost)?;
-            arena.take_rows(rows.map(|row| len(chunk, row)))?.copy_from_slice(bytes);
+            let lens = rows.map(|row| chunk.text(row).map_or(0, <[u8]>::len));
+            arena.take_rows(lens)?.copy_from_slice(bytes);
         }
         Ok(())
     }
