@@ -296,7 +296,7 @@ class GlobalRngWatch:
             return
         changed = self._states.changed()
         if not GlobalRngWatch._in_use and GlobalRngWatch._last_change is self._change_before:
-            self.found += [name for name in changed if name not in self.found]
+            self.found = [each.name for each in _GENERATORS if each.name in {*self.found, *changed}]
 
 
 class ItemRng:
