@@ -26,6 +26,7 @@ _NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 _UNITS = ("D", "s", "ms", "us", "ns")
 _TIMES = tuple(f"{kind}[{unit}]" for kind in ("datetime64", "timedelta64") for unit in _UNITS)
 _DTYPES = ("bool", *_NUMBERS, *_TIMES)
+_NAMES = frozenset(("string", "bytes", *_DTYPES))
 _TEXT = {str: "string", bytes: "bytes"}
 # The maximum number of digits of Arrow's widest decimals.
 _MOST_SCALE = 76
@@ -360,7 +361,8 @@ def inferred(columns: Iterable[Described]) -> Features:
 
 def _dtype(dtype: Any) -> str:
     """Returns the canonical name of a dtype."""
-    if isinstance(dtype, str) and dtype in ("string", "bytes"):
+    if isinstance(dtype, str) and dtype in _NAMES:
+        # Without NumPy, which takes 15 us. A schema may have 50,000 columns.
         return str(dtype)
     if isinstance(dtype, type) and dtype in _TEXT:
         return _TEXT[dtype]
