@@ -134,6 +134,15 @@ TARGETS = [
         ("stack, tensor, 4 KB",),
         "2",
     ),
+    Target(
+        "DataLoader: the first batch with a custom collate_fn",
+        "torch",
+        1.5,
+        "dataloader.py --parts first",
+        "The first batch",
+        ("new, fork, stack",),
+        "times as soon",
+    ),
     Target("describe of text", "Arrow", 0.8, "describe.py", "", ("text, 1,000 different",), ("Arrow", "fastpipe, ms")),
 ]
 
