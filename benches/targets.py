@@ -2,9 +2,9 @@
 
     python benches/targets.py [--recent]
 
-Reads the figures that other benches saved with `--keep`, or with `--recent` the last ones that they saved without it. A
-ratio is the peer's time divided by fastpipe's, so fastpipe is faster above 1. Without a figure, the row shows the command
-that measures it.
+Reads the figures that other benches saved with `--keep`, or with `--recent` the last ones that they saved without it.
+A ratio is the peer's time divided by fastpipe's, so fastpipe is faster above 1. Without a figure, the row shows the
+command that measures it.
 """
 
 from __future__ import annotations
