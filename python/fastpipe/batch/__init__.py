@@ -21,15 +21,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
 from fastpipe._arguments import within
-from fastpipe.batch._dense import added, counts, fitting, lengths_of, padded
+from fastpipe.batch._dense import added, counts
 from fastpipe.batch._form import (
     Form,
     blank,
+    described,
     nest,
     row_index,
     slice_rows,
@@ -39,12 +40,46 @@ from fastpipe.batch._form import (
     with_rows,
 )
 
-__all__ = ["Batch", "Masked", "Ragged", "Sparse", "SparseCSR", "Strings"]
+__all__ = ["Batch", "Masked", "Padded", "Ragged", "Sparse", "SparseCSR", "Strings"]
 
 Batch: TypeAlias = dict[str, Any]
 """A batch: features by name, in the order of the reader's `features`. Each is an ndarray `[rows, ...]` or a form."""
 
 Node: TypeAlias = "np.ndarray | Ragged | Strings | Masked | Sparse | SparseCSR"
+Side: TypeAlias = Literal["left", "right"]
+
+_INT32 = 2**31 - 1
+
+
+class Padded(NamedTuple):
+    """Rows of one length, made by `Ragged.to_padded`. Its arrays are copies.
+
+    Attributes:
+        values: Items and padding, ndarray `[rows, width, ...]`, with a width for each ragged level; for text `Strings`
+            of that shape.
+        mask: True for an item, False for padding and nulls, bool `[rows, width]` with a width for each ragged level.
+            If entries of items with a fixed shape can be null, it also has the dimensions of that shape.
+        lengths: Number of items in each row of the outermost level, without padding and with nulls, int64 `[rows]`.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> ragged = fastpipe.Ragged(np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
+        >>> padded = ragged.to_padded(multiple_of=4)
+        >>> padded
+        Padded(values=int64[3, 4], mask=bool[3, 4], lengths=int64[3])
+        >>> padded.mask.astype("int64")
+        array([[1, 1, 0, 0],
+               [0, 0, 0, 0],
+               [1, 0, 0, 0]])
+    """
+
+    values: Any
+    mask: np.ndarray
+    lengths: np.ndarray
+
+    def __repr__(self) -> str:
+        return described(self)
 
 
 class Ragged(Form):
@@ -108,45 +143,104 @@ class Ragged(Form):
         items = to_list(self._values)
         return [items[start:stop] for start, stop in pairwise(self._offsets.tolist())]
 
-    def to_padded(self, length: int | Sequence[int | None] | None = None, value: Any = 0) -> np.ndarray:
-        """Returns the rows as an array `[rows, length, ...]` (a copy). Shorter rows are padded, longer ones truncated.
+    def to_padded(
+        self,
+        length: int | Sequence[int | None] | None = None,
+        *,
+        pad: Any = 0,
+        multiple_of: int | Sequence[int | None] | None = None,
+        side: Side = "right",
+        truncate: Side | None = None,
+    ) -> Padded:
+        """Returns the rows as an array `[rows, width, ...]` and the mask of their items (copies).
 
-        `DenseSpec((length,), dtype, pad=0)` reads numbers in this form without a copy. This method also pads indices of
-        a `VocabularySpec`, `HashSpec` or `BucketSpec`. Null items get the padding value.
+        `DenseSpec((length,), dtype, pad=0)` reads numbers in this form without a copy, and truncates them. This method
+        also pads text, and indices of a `VocabularySpec`, `HashSpec` or `BucketSpec`.
 
         Args:
-            length: Number of items of each row, 0 to 2^63 - 1, or None for the length of the longest row. For rows
-                within rows, a sequence with the length of each level, outermost first. Defaults to None, which is the
-                longest length of each level.
-            value: Value that is appended. An index of padding must differ from all other indices, such as `spec.size`.
-                Defaults to 0.
+            length: Maximum number of items of each row, 0 to 2^63 - 1, and the width of the array. None is the length
+                of the longest row. For rows within rows, a sequence with an entry for each level, outermost first.
+                Defaults to None.
+            pad: Value of padding and of null items: for text a str, for bytes a bytes. Defaults to 0.
+            multiple_of: Number to a multiple of which the width is rounded up, 1 to 2^63 - 1, or None. Rows are not
+                longer than `length` even so. For rows within rows, a sequence with an entry for each level. Defaults to
+                None.
+            side: Side of the padding: `"right"`, after the items, or `"left"`, before them. Defaults to `"right"`.
+            truncate: Side on which rows longer than `length` are cut off: `"right"` keeps their first items, `"left"`
+                their last ones. None raises an error. Defaults to None.
 
         Raises:
-            TypeError: If the items are text or sparse, or if an argument has the wrong type.
-            ValueError: If an argument is out of range, or if there are more lengths than levels.
+            MemoryError: If the machine has too little memory for the array.
+            TypeError: If the items are sparse, or if an argument has the wrong type.
+            ValueError: If a row is longer than `length`, and `truncate` is None; if an argument is out of range; or if
+                there is not one length for each level.
 
         Example:
             >>> import numpy as np
             >>> import fastpipe
             >>> ragged = fastpipe.Ragged(np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
-            >>> ragged.to_padded(value=-1)
+            >>> ragged.to_padded(pad=-1).values
             array([[ 1,  2],
                    [-1, -1],
                    [ 3, -1]])
-            >>> ragged.to_padded(1).tolist()
-            [[1], [0], [3]]
+            >>> values, mask, lengths = ragged.to_padded(1, truncate="left")
+            >>> values.tolist(), mask.tolist(), lengths.tolist()
+            ([[2], [0], [3]], [[True], [False], [True]], [1, 0, 1])
         """
-        length, *below = lengths_of(length)
-        items = self._values
-        if isinstance(items, Masked):
-            items = _filled(items, value)
-        if isinstance(items, Ragged):
-            items = items.to_padded(below or None, value)
-        elif below:
-            raise ValueError("length has more entries than the rows have levels")
-        if not isinstance(items, np.ndarray):
-            raise TypeError(f"only numbers can be padded, and the items are {type(items).__name__}: use to_list()")
-        return padded(items, self._offsets, length, value)
+        from fastpipe.batch._padding import Padding, to_padded
+
+        return to_padded(self, length, multiple_of, Padding(pad, side, truncate))
+
+    def truncated(self, length: int, side: Side = "right") -> Ragged:
+        """Returns the rows with at most `length` items each (a copy). Of rows within rows, the outermost are truncated.
+
+        Args:
+            length: Maximum number of items, 0 to 2^63 - 1.
+            side: Side on which longer rows are cut off: `"right"` keeps their first items, `"left"` their last ones.
+                Defaults to `"right"`.
+
+        Raises:
+            TypeError: If the length isn't an integer, or if the items are sparse.
+            ValueError: If an argument is out of range.
+
+        Example:
+            >>> import numpy as np
+            >>> import fastpipe
+            >>> ragged = fastpipe.Ragged(np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
+            >>> ragged.truncated(1, side="left").to_list()
+            [[2], [], [3]]
+        """
+        from fastpipe.batch._padding import truncated
+
+        return truncated(self, length, side)
+
+    def cu_seqlens(self) -> np.ndarray:
+        """Returns the offsets as int32 `[rows + 1]`, starting with 0 (a copy), as FlashAttention's kernels take them.
+
+        With `values`, they are the arguments of `flash_attn_varlen_func`. Its `max_seqlen` is
+        `int(rows.lengths.max(initial=0))`.
+
+        Raises:
+            ValueError: If there are more than 2^31 - 1 items.
+
+        Example:
+            >>> import numpy as np
+            >>> import fastpipe
+            >>> ragged = fastpipe.Ragged(np.array([7, 8, 9]), np.array([0, 2, 2, 3]))
+            >>> ragged.cu_seqlens(), ragged.positions()
+            (array([0, 2, 2, 3], dtype=int32), array([0, 1, 0]))
+        """
+        offsets: np.ndarray = self._offsets - self._offsets[0]
+        if offsets[-1] > _INT32:
+            raise ValueError(f"{offsets[-1]} items are too many for int32: use a smaller batch, or offsets")
+        return offsets.astype(np.int32)
+
+    def positions(self) -> np.ndarray:
+        """Returns the index of each item in its row, int64 `[items]` (a new array): position ids for packed rows."""
+        lengths = self.lengths
+        starts = np.repeat(self._offsets[:-1] - self._offsets[0], lengths)
+        found: np.ndarray = np.arange(len(starts), dtype=np.int64) - starts
+        return found
 
     def to_counts(self, size: int, dtype: Any = "float32") -> np.ndarray:
         """Returns how often each row has each index, as an array `[rows, size]`: a bag of words.
@@ -389,23 +483,35 @@ class Masked(Form):
         """Returns the values as nested Python lists, with None for nulls."""
         return blank(to_list(self._values), self._valid)
 
+    def fill(self, value: Any) -> Any:
+        """Returns the values, with `value` in place of nulls (a copy): an ndarray, `Strings` or `Ragged`.
+
+        A spec with `fill=` replaces nulls while they are read, without a copy.
+
+        Args:
+            value: Value that fits the dtype. For `Strings`, a str, or bytes if they are `binary`. For `Ragged`, a list
+                of the items of a row, such as `[]`.
+
+        Raises:
+            TypeError: If the value has the wrong type, or if the values are sparse.
+            ValueError: If the value doesn't fit the dtype.
+
+        Example:
+            >>> import numpy as np
+            >>> import fastpipe
+            >>> masked = fastpipe.Masked(np.array([1.5, 0.0]), np.array([True, False]))
+            >>> masked.fill(-1)
+            array([ 1.5, -1. ])
+        """
+        from fastpipe.batch._padding import filled
+
+        return filled(self, value)
+
     def _slice(self, start: int, stop: int) -> Masked:
         return Masked(slice_rows(self._values, start, stop), self._valid[start:stop])
 
     def _take(self, rows: np.ndarray) -> Masked:
         return Masked(take_rows(self._values, rows), self._valid[rows])
-
-
-def _filled(masked: Masked, value: Any) -> Any:
-    """Returns the values of a mask, with `value` for null items. Null rows are already empty."""
-    values = masked.values
-    if not isinstance(values, np.ndarray):
-        return values
-    return np.where(
-        masked.valid.reshape(masked.valid.shape + (1,) * (values.ndim - masked.valid.ndim)),
-        values,
-        fitting(value, values.dtype),
-    )
 
 
 class _SparseForm(Form):

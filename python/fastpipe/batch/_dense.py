@@ -1,71 +1,18 @@
-"""Dense arrays of forms: padded rows, counts of indices, and sparse rows with their zeros."""
+"""Dense arrays of forms: counts of indices, and sparse rows with their zeros."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import shown, within
+from fastpipe._fastpipe import available_memory
 
-Length: TypeAlias = "int | Sequence[int | None] | None"
-
-_LARGEST = 2**63 - 1
-
-
-def lengths_of(length: Any) -> list[int | None]:
-    """Returns the length of each dimension that the caller passed.
-
-    Raises:
-        TypeError: If a length isn't an integer.
-        ValueError: If a length is negative, or if there are no lengths.
-    """
-    several = length if isinstance(length, (list, tuple)) else [length]
-    if not several:
-        raise ValueError("length must have at least one entry")
-    return [None if size is None else within("length", size, 0, _LARGEST) for size in several]
-
-
-def padded(values: npt.NDArray[Any], offsets: npt.NDArray[Any], length: int | None, value: Any) -> npt.NDArray[Any]:
-    """Returns rows of items as an array `[rows, length, ...]`.
-
-    Raises:
-        TypeError: If the value doesn't have the items' type.
-        ValueError: If the value doesn't fit the items' dtype.
-    """
-    counts = np.diff(offsets)
-    if length is None:
-        length = int(counts.max(initial=0))
-    shape = (len(counts), length, *values.shape[1:])
-    found = np.full(_allocatable(shape), fitting(value, values.dtype), values.dtype)
-    taken = np.minimum(counts, length)
-    rows = np.repeat(np.arange(len(counts)), taken)
-    places = np.arange(len(rows)) - np.repeat(np.cumsum(taken) - taken, taken)
-    found[rows, places] = values[np.repeat(offsets[:-1], taken) + places]
-    return found
-
-
-def fitting(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Returns a value as a scalar of a dtype. An integer dtype doesn't round it or wrap it around.
-
-    Raises:
-        TypeError: If the value doesn't have the dtype's type.
-        ValueError: If the value doesn't fit the dtype.
-    """
-    reason = f"value={shown(value)} doesn't fit the items' dtype {dtype}"
-    try:
-        with np.errstate(all="ignore"):
-            found = np.asarray(value).astype(dtype)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(reason) from None
-    if found.ndim:
-        raise TypeError(f"value must be a single value; got {shown(value)}")
-    if dtype.kind in "biu" and found.item() != value:
-        raise ValueError(reason)
-    return found[()]
+# Smaller arrays are left to NumPy. A query of the available memory takes some microseconds.
+_LARGE = 2**30
 
 
 def counts(indices: npt.NDArray[Any], offsets: npt.NDArray[Any], size: int, dtype: Any) -> npt.NDArray[Any]:
@@ -84,16 +31,26 @@ def added(shape: Sequence[int], indices: Sequence[npt.NDArray[Any]], values: npt
     """
     for dim, (size, array) in enumerate(zip(shape, indices, strict=True)):
         _check_indices(array, size, f"dimension {dim}")
-    found = np.zeros(_allocatable(shape), values.dtype)
+    found = np.zeros(allocatable(shape, values.itemsize), values.dtype)
     # The sum of bools is True if one of them is.
     np.add.at(found, tuple(array.astype(np.int64) for array in indices), values)
     return found
 
 
-def _allocatable(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns a shape. NumPy raises a ValueError for arrays that exceed the address space."""
-    if math.prod(shape) >= 2**59:
+def allocatable(shape: Sequence[int], itemsize: int = 1) -> tuple[int, ...]:
+    """Returns the shape of an array that the machine can have.
+
+    NumPy raises a ValueError for an array that exceeds the address space. For an array that exceeds the memory, the
+    system may end the process, because it finds out only when the array is written.
+
+    Raises:
+        MemoryError: If the array is too large.
+    """
+    if math.prod(max(size, 1) for size in shape) * itemsize >= 2**62:
         raise MemoryError(f"an array of the shape {tuple(shape)} exceeds the memory of any machine")
+    size = math.prod(shape) * itemsize
+    if size >= _LARGE and (free := available_memory()) is not None and size > free:
+        raise MemoryError(f"an array of the shape {tuple(shape)} takes {size} bytes, and {free} are available")
     return tuple(shape)
 
 

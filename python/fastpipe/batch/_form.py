@@ -77,8 +77,12 @@ def _chosen(key: Any, count: int) -> np.ndarray:
 def spans(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the positions of the items of some rows, concatenated, and the offsets of these rows."""
     starts = offsets[rows]
-    lengths = offsets[rows + 1] - starts
-    taken = np.zeros(len(rows) + 1, offsets.dtype)
+    return ranges(starts, offsets[rows + 1] - starts)
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the positions in ranges of items, concatenated, and the offsets of the ranges."""
+    taken = np.zeros(len(lengths) + 1, starts.dtype)
     np.cumsum(lengths, out=taken[1:])
     return np.arange(taken[-1], dtype=np.int64) + np.repeat(starts - taken[:-1], lengths), taken
 
