@@ -19,6 +19,7 @@ from fastpipe._reader import sampling as _sampling
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
+from fastpipe._reader.filtering import filter_rows
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_options import PassOptions
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from fastpipe._expressions import Expr
     from fastpipe._reader.growth import Growth
     from fastpipe._reader.ordering import Shuffle
     from fastpipe.leases import LeaseWorker
@@ -450,6 +452,45 @@ class Reader:
             >>> shuffled = taken.rebatch(64, shuffle_buffer=taken.num_rows, seed=7)
         """
         return _sampling.take(self, rows, batch_size=batch_size)
+
+    def filter(self, condition: Expr) -> Reader:
+        """Selects the rows that pass a condition. Works with any source.
+
+        The condition is evaluated once, here: a sequential pass reads the features that it names, with this reader's
+        threads, `memory_limit` and `progress`, and stores a bit per row. Files (Avro, CSV, TFRecord, Parquet, Arrow),
+        SQL, tables, and custom sources with `select` read or decode only these features; other sources read all of
+        them. The result is a smaller dataset with this reader's order, ranks, threads, limits and epochs. It has
+        states, and it can be shuffled, sampled, split, served and filtered again. Its batches are full. Units (blocks,
+        row groups, CSV chunks) in which no row passes aren't read again.
+
+        A row passes if the condition is true for it, not if it is null. Values that a source draws anew in each epoch,
+        such as negatives, are those of epoch 0.
+
+        Args:
+            condition: A condition on features with one value per row: see `fastpipe.col`.
+
+        Returns:
+            A reader of the rows that pass.
+
+        Raises:
+            ImportError: If pyarrow isn't installed.
+            SchemaError: If the condition names other features, or combines values of different types. No row is read
+                then.
+            TypeError: If the argument isn't a condition.
+            UnsupportedError: If this reader reads from servers.
+            ValueError: If this reader is a sample, or if no rank would get a batch.
+            ValueRangeError: If an integer that the condition computes doesn't fit into 64 bits.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> from fastpipe import col
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["age", "label"], batch_size=256, shuffle=True)
+            >>> young = reader.filter(col("age").is_between(18, 30) & (col("label") > 0))
+            >>> 0 < young.num_rows < reader.num_rows
+            True
+        """
+        return filter_rows(self, condition)
 
     def rebatch(
         self,
