@@ -118,6 +118,12 @@ class _Part(BaseDataset):
         """Returns where a row comes from in the whole dataset."""
         return self._whole.place(self._start + unit, record)
 
+    def origin(self) -> tuple[Dataset, slice]:
+        """Returns the whole dataset, and the range of its rows."""
+        rows = self._whole.unsliced().handle.unit_rows()[: self._part.stop]
+        start, stop = (int(rows[:unit].sum(dtype=np.int64)) for unit in (self._part.start, self._part.stop))
+        return self._whole, slice(start, stop)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _Part, (self._whole, self._part)
 
