@@ -176,7 +176,7 @@ def conditions(draw: st.DrawFn, depth: int = 3) -> Both:
     return compare(mine, value), compare(theirs, value)
 
 
-@settings(max_examples=settings().max_examples * 6)
+@settings(max_examples=settings().max_examples * 3)
 @given(tables(), conditions())
 def test_the_same_rows_pass_as_in_polars(table: pl.DataFrame, both: Both) -> None:
     mine, theirs = both
@@ -223,11 +223,18 @@ def test_floats_are_compared_as_in_numpy(compare: Any, constant: Any) -> None:
             array, scalar = np.array(values, kind), np.dtype(kind).type(float(constant))
         table = {"x": pa.array(array)}
         assert passing(table, compare(col("x"), constant)) == np.flatnonzero(compare(array, scalar)).tolist()
-        assert passing(table, col("x").is_nan()) == [7]
-        assert passing(table, col("x").is_null()) == []
         if constant == constant:
             assert passing(table, col("x").is_in([constant])) == np.flatnonzero(array == scalar).tolist()
-        assert passing(table, compare(col("x"), col("x"))) == np.flatnonzero(compare(array, array)).tolist()
+
+
+def test_nan_is_not_null() -> None:
+    values = np.array([0.5, -0.0, float("nan")])
+    for kind in ("float16", "float32", "float64"):
+        table = {"x": pa.array(values.astype(kind))}
+        assert passing(table, col("x").is_nan()) == [2]
+        assert passing(table, col("x").is_null()) == []
+        assert passing(table, col("x") == col("x")) == [0, 1]
+        assert passing(table, ~(col("x") >= col("x"))) == [2]
 
 
 @given(st.sampled_from(["//", "%"]), st.sampled_from([-2.5, 0.0, 0.75, float("inf"), float("nan")]))
@@ -301,7 +308,11 @@ def test_rows_whose_nulls_are_filled() -> None:
     text = b"x,name\n1,a\n,b\n3,\n"
     reader = fastpipe.read_csv(text, batch_size=2)
     assert reader.filter(col("x").is_null()).num_rows == 1
-    assert reader.filter(col("x").is_nan()).num_rows == 0
+    floats = fastpipe.read_csv(
+        text, overrides={"x": fastpipe.DenseSpec((), "float64", fill=float("nan"))}, batch_size=2
+    )
+    assert floats.filter(col("x").is_nan()).num_rows == 0
+    assert floats.filter(col("x").is_null() | (col("x") == 3)).num_rows == 2
     filled = {"x": fastpipe.DenseSpec((), "int64", fill=-1), "name": fastpipe.DenseSpec((), "string", fill="?")}
     reader = fastpipe.read_csv(text, features=filled, batch_size=2)
     assert reader.filter(col("x").is_null()).num_rows == 0
@@ -321,7 +332,7 @@ def condition_of(reader: fastpipe.Reader) -> Any:
     name = simple(reader)
     if reader.features[name].dtype == "string":
         return ~col(name).starts_with("1") & (col(name) != "")
-    return (col(name) % 3 != 1) | (col(name) < 5)
+    return (col(name) % 3 != 1) | (col(name) == 7)
 
 
 def passed(reader: fastpipe.Reader) -> Any:
@@ -331,7 +342,7 @@ def passed(reader: fastpipe.Reader) -> Any:
     if isinstance(values[0], str):
         return whole.filter(pa.array([value != "" and not value.startswith("1") for value in values]))
     values = [float(value) for value in values]
-    return whole.filter(pa.array([value % 3 != 1 or value < 5 for value in values]))
+    return whole.filter(pa.array([value % 3 != 1 or value == 7 for value in values]))
 
 
 def test_filtered_readers_have_the_rows_that_pass(make: Make) -> None:
@@ -352,9 +363,7 @@ def test_states_resume_at_every_step(make: Make, order: dict[str, Any]) -> None:
     if make(batch_size=30).features.keys() == {"user", "item", "label"}:
         order = {"shuffle": False} | order
     filtered = (reader := make(batch_size=30, epochs=2, **order)).filter(condition_of(reader))
-    whole = digests(filtered)
-    assert digests(pickle.loads(pickle.dumps(filtered))) != whole or not order.get("shuffle")
-    filtered.set_epoch(0)
+    whole = digests(pickle.loads(pickle.dumps(filtered)))
     batches = iter(filtered)
     for step in range(len(filtered)):
         again = make(batch_size=30, epochs=2, **order).filter(condition_of(reader))
@@ -369,7 +378,8 @@ def test_states_resume_at_every_step(make: Make, order: dict[str, Any]) -> None:
 def test_filters_combine(make: Make) -> None:
     reader = make(batch_size=9)
     first = condition_of(reader)
-    second = col(simple(reader)) != ("2" if reader.features[simple(reader)].dtype == "string" else 2)
+    is_text = reader.features[simple(reader)].dtype == "string"
+    second = col(simple(reader)) != "2" if is_text else col(simple(reader)) % 2 == 0
     twice, both = reader.filter(first).filter(second), reader.filter(first & second)
     assert twice.num_rows == both.num_rows < reader.filter(first).num_rows
     assert digests(twice) == digests(both)
@@ -390,8 +400,6 @@ def test_all_rows_or_none_pass(make: Make) -> None:
 def test_partitions_are_filtered(make: Make) -> None:
     reader = make(batch_size=9)
     expected = pa.table(reader.filter(condition_of(reader)))
-    if str(reader).startswith("<fastpipe.Reader of part"):
-        pytest.skip("a partition of a partition is another test")
     parts = [reader.read_partition(part) for part in reader.partition(3)]
     found = [pa.table(part.filter(condition_of(reader))) for part in parts]
     assert pa.concat_tables(found).equals(expected)
@@ -502,7 +510,8 @@ def test_readers_say_what_they_are() -> None:
     reader = fastpipe.from_arrays({"x": np.arange(100)}, batch_size=10).filter(col("x") % 2 == 0)
     assert '50 of 100 rows of a table of 100 rows, where (col("x") % 2) == 0' in repr(reader)
     list(reader)
-    assert '50 of 100 rows, where (col("x") % 2) == 0' in reader.explain()
+    assert 'The reader reads 50 of 100 rows of a table of 100 rows, where (col("x") % 2) == 0.' in reader.explain()
+    assert 'where ((col("x") % 2) == 0) & (col("x") > 9)' in repr(reader.filter(col("x") > 9))
     assert (reader.locate(0, 3).row, reader.num_rows) == (6, 50)
 
 

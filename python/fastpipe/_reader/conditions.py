@@ -38,6 +38,8 @@ _COMPARING = {
 }
 _COMPUTING = ("+", "-", "*", "/", "//", "%")
 _SEARCHING = {"starts_with": "starts_with", "ends_with": "ends_with", "contains": "match_substring"}
+# Values in a list, per row of a record batch, for which pyarrow searches a list faster than Python.
+_FEW = 8
 # Digits of any 64-bit integer.
 _DIGITS = 20
 
@@ -256,10 +258,14 @@ class _Binder:
             # Adding zero makes zeros positive: pyarrow's hash tables distinguish them.
             zero = self._pa.scalar(0.0, kind)
             stored = [each + 0.0 for each in stored]
-        listed = self._pa.array(stored, kind)
+        listed, as_set = self._pa.array(stored, kind), frozenset(stored)
 
         def found(columns: Columns) -> Any:
             array = value.run(columns)
+            if len(listed) > _FEW * len(array):
+                # pyarrow would make a hash table of the list for each record batch.
+                plain = array.to_pylist()
+                return self._pa.array([None if each is None else each in as_set for each in plain], self._null.type)
             array = array if zero is None else self._pc.add(array, zero)
             # pyarrow's result is false for nulls.
             return self._pc.if_else(array.is_valid(), self._pc.is_in(array, value_set=listed), self._null)

@@ -170,3 +170,11 @@ class FileDataset(Dataset, Protocol):
 
     def unit_files(self) -> npt.NDArray[np.int64]:
         """Returns the index of each unit's file, int64 `[units]`, ascending. Files without rows may be omitted."""
+
+
+@runtime_checkable
+class DerivedDataset(Dataset, Protocol):
+    """A dataset that consists of some rows of another dataset, in the same order."""
+
+    def origin(self) -> tuple[Dataset, slice | npt.NDArray[np.bool_]]:
+        """Returns the whole dataset, and an index of the rows: `values_of_whole[index]` are this dataset's values."""

@@ -13,7 +13,7 @@ from fastpipe._arguments import shown
 from fastpipe._expressions import Expr, most_values
 from fastpipe._reader.conditions import Condition
 from fastpipe._reader.ordering import Ordering
-from fastpipe._reader.selection import check, select_bits
+from fastpipe._reader.selection import Selected, check, select
 from fastpipe.errors import memory_errors
 
 if TYPE_CHECKING:
@@ -38,7 +38,12 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
     data = reader._data.narrowed(checked.names)
     with reader._like(data, ordering=ordering, running=running, epochs=1) as columns, memory_errors("filter rows"):
         bits = packed(map(checked.passes, columns.to_arrow_reader()), data.handle.num_rows)
-    return select_bits(reader, bits, condition)
+    if isinstance(reader._data, Selected):
+        return select(
+            reader, np.unpackbits(bits, count=data.handle.num_rows, bitorder="little").view(np.bool_), condition
+        )
+    # A bool per row would take eight times the memory.
+    return reader._like(Selected(reader._data, bits, condition))
 
 
 def packed(masks: Iterable[npt.NDArray[np.bool_]], rows: int) -> npt.NDArray[np.uint8]:

@@ -16,6 +16,7 @@ from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
 from fastpipe._reader import growth as _growth
 from fastpipe._reader import sampling as _sampling
+from fastpipe._reader import splits as _splits
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
@@ -452,6 +453,121 @@ class Reader:
             >>> shuffled = taken.rebatch(64, shuffle_buffer=taken.num_rows, seed=7)
         """
         return _sampling.take(self, rows, batch_size=batch_size)
+
+    def split(self, *fractions: float, by: str | None = None, seed: int = 0) -> tuple[Reader, ...]:
+        """Divides the rows into parts, for example for training and validation. Works with any source.
+
+        The part of a row is a pure function of the seed and the row's key. So no row changes its part when rows or
+        files are added, when the dataset is read with other options, or when its folder moves. The sizes of the parts
+        are random: a part with a fraction f of n keys has about n f ± sqrt(n f (1 - f)) of them. A part may be empty.
+
+        The key is the value of `by` or, without it, the place of the row: the name of the row's file and the index of
+        the row in it, or the index of the row in a source without files. A file's name includes folders such as
+        `day=1` directly above it, but no other folders.
+
+        A part is a smaller dataset with this reader's order, ranks, threads, limits and epochs. It has states and can
+        be shuffled, sampled, served and split again. Its batches are full. Its units (blocks, row groups, CSV chunks)
+        are read as a whole to get some of their rows. A unit without rows of the part isn't read.
+
+        The hash of a key is XXH3 (64 bits) with the seed. It hashes integers, bools and times as int64 in eight bytes,
+        the lowest first; text and bytes as they are; null as no bytes with `seed + 1`; and the index of a row with the
+        hash of the file's name as the seed. Part `i` has the hashes below floor(2^64 (f_0 + ... + f_i)) that earlier
+        parts don't have. So fractions at the end can be divided further without a change of earlier parts.
+
+        Args:
+            fractions: Fraction of each part, above 0. They must sum to 1.
+            by: Name of a feature. Rows with equal values are in the same part, so that, for example, no user is in
+                both training and validation. The feature must have one integer, bool, date, time, text or byte string
+                per row, which must not depend on the epoch. It is read once for all rows, with all features. Defaults
+                to None.
+            seed: Seed of the hash, 0 to 2^64 - 1. Defaults to 0 instead of a random seed, so that another program
+                finds the same parts.
+
+        Returns:
+            A reader of each part.
+
+        Raises:
+            SchemaError: If `by` isn't the name of a feature with one such value per row.
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If this reader reads from servers.
+            ValueError: If an argument is out of range, if fractions don't sum to 1, if this reader is a sample, or if
+                files in different folders have the same name and `by` is None.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256, shuffle=True, seed=7)
+            >>> train, valid = reader.split(0.9, 0.1)
+            >>> train.num_rows, valid.num_rows
+            (1783, 217)
+            >>> by_day = reader.split(0.8, 0.1, 0.1, by="day", seed=1)
+            >>> sum(part.num_rows for part in by_day)
+            2000
+        """
+        return _splits.split(self, fractions, by, seed)
+
+    def folds(
+        self, num_folds: int, *, by: str | None = None, stratify: str | None = None, seed: int = 0
+    ) -> list[tuple[Reader, Reader]]:
+        """Divides the rows into folds for cross-validation. Works with any source.
+
+        Each row is in one fold. Without `stratify`, the fold of a row is that of `split` with equal fractions, so it
+        doesn't change when data is added. With `stratify`, each fold has the same number of rows of each stratum, give
+        or take one: rows of a stratum are sorted by the hash of their places, and dealt to the folds in turn. Adding
+        data may then move rows to other folds.
+
+        Args:
+            num_folds: Number of folds, 2 to 2^16. A fold may be empty if there are few rows.
+            by: Name of a feature, as for `split`. Rows with equal values are in the same fold. Defaults to None.
+            stratify: Name of a feature whose values are the strata, with the types that `by` may have. Excludes `by`.
+                Defaults to None.
+            seed: Seed of the hash, 0 to 2^64 - 1. Defaults to 0.
+
+        Returns:
+            For each fold, a reader of all other rows and a reader of its own rows.
+
+        Raises:
+            SchemaError: If `by` or `stratify` isn't the name of a feature with one such value per row.
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If this reader reads from servers.
+            ValueError: If an argument is out of range, if `by` and `stratify` are passed, if this reader is a sample,
+                or if files in different folders have the same name and their places are needed.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
+            >>> for train, valid in reader.folds(4, stratify="city"):
+            ...     print(train.num_rows, valid.num_rows)
+            1500 500
+            1500 500
+            1500 500
+            1500 500
+        """
+        return _splits.folds(self, num_folds, by, stratify, seed)
+
+    def without(self, *, rows: npt.ArrayLike) -> Reader:
+        """Leaves out rows by index, for example rows that are known to be wrong. Works with any source.
+
+        Args:
+            rows: Row indices, integers `[n]` in any order. Rows of this reader are counted from 0 over all units or
+                files. A row may be repeated.
+
+        Returns:
+            A reader of the remaining rows, with this reader's order, ranks, threads, limits and epochs.
+
+        Raises:
+            TypeError: If `rows` isn't a list or an array of integers.
+            UnsupportedError: If this reader reads from servers.
+            ValueError: If an index is out of range, or if this reader is a sample.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
+            >>> reader.without(rows=[12, 99]).num_rows
+            1998
+        """
+        return _splits.without(self, rows)
 
     def filter(self, condition: Expr) -> Reader:
         """Selects the rows that pass a condition. Works with any source.
