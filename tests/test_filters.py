@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import functools
+import itertools
 import operator
 import pickle
 from pathlib import Path
@@ -176,7 +177,7 @@ def conditions(draw: st.DrawFn, depth: int = 3) -> Both:
     return compare(mine, value), compare(theirs, value)
 
 
-@settings(max_examples=settings().max_examples * 3)
+@settings(max_examples=settings().max_examples * 2)
 @given(tables(), conditions())
 def test_the_same_rows_pass_as_in_polars(table: pl.DataFrame, both: Both) -> None:
     mine, theirs = both
@@ -186,6 +187,57 @@ def test_the_same_rows_pass_as_in_polars(table: pl.DataFrame, both: Both) -> Non
     assert repr(again) == repr(mine) == repr(pickle.loads(pickle.dumps(mine)))
     if len(table):
         assert passing(table.to_arrow(), again) == expected
+
+
+TRUTHS = pl.DataFrame(itertools.product([True, False, None], repeat=3), schema=["a", "b", "c"], orient="row")
+
+
+@st.composite
+def truths(draw: st.DrawFn, depth: int = 4) -> Both:
+    """Draws conditions on three bools."""
+    kind = draw(st.sampled_from(["column", "and", "or", "not"])) if depth else "column"
+    if kind == "column":
+        name = draw(st.sampled_from("abc"))
+        return col(name), pl.col(name)
+    if kind == "not":
+        mine, theirs = draw(truths(depth - 1))
+        return ~mine, ~theirs
+    (one, one_theirs), (two, two_theirs) = draw(truths(depth - 1)), draw(truths(depth - 1))
+    return (one & two, one_theirs & two_theirs) if kind == "and" else (one | two, one_theirs | two_theirs)
+
+
+@given(truths())
+def test_nulls_are_neither_true_nor_false(both: Both) -> None:
+    mine, theirs = both
+    for test in (lambda truth: truth, operator.invert, lambda truth: truth.is_null()):
+        assert passing(TRUTHS.to_arrow(), test(mine)) == TRUTHS.with_row_index().filter(test(theirs))["index"].to_list()
+
+
+@pytest.mark.parametrize("apply", [operator.floordiv, operator.mod, operator.add, operator.sub, operator.mul])
+def test_integers_are_computed_as_in_python(apply: Any) -> None:
+    pairs = [(a, b) for a in range(-7, 8) for b in range(-4, 5)]
+    table = pa.table({"a": [*(a for a, _ in pairs), None], "b": [*(b for _, b in pairs), 1]})
+    divides = apply in (operator.floordiv, operator.mod)
+    results = [None if divides and b == 0 else apply(a, b) for a, b in pairs]
+    for value in range(-8, 9):
+        equal = [i for i, result in enumerate(results) if result == value]
+        assert passing(table, apply(col("a"), col("b")) == value) == equal
+        expected = [i for i in equal if pairs[i][1] == 3]
+        assert passing(table, (apply(col("a"), 3) == value) & (col("b") == 3)) == expected
+        expected = [i for i in equal if pairs[i][0] == -5]
+        assert passing(table, (apply(-5, col("b")) == value) & (col("a") == -5)) == expected
+    missing = [i for i, result in enumerate(results) if result is None]
+    assert passing(table, apply(col("a"), col("b")).is_null()) == [*missing, len(pairs)]
+
+
+@pytest.mark.parametrize("closed", ["both", "left", "right", "none"])
+def test_bounds_are_closed_as_in_polars(closed: Any) -> None:
+    table = pl.DataFrame({"x": [0, 1, 2, 3, 4, None], "low": [1, 1, 1, 2, 4, 0]})
+    for low, high in ((1, 3), (3, 1), (1.5, 3.5), (2, 2)):
+        theirs = table.with_row_index().filter(pl.col("x").is_between(low, high, closed))["index"].to_list()
+        assert passing(table.to_arrow(), col("x").is_between(low, high, closed)) == theirs
+    theirs = table.with_row_index().filter(pl.col("x").is_between(pl.col("low"), 4, closed))["index"].to_list()
+    assert passing(table.to_arrow(), col("x").is_between(col("low"), 4, closed)) == theirs
 
 
 # Constants, beside Python's exact comparisons

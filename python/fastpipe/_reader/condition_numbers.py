@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._reader.condition_values import INT64, NUMBERS, Run, Value, refused, rounded
+from fastpipe._reader.condition_values import INT64, NUMBERS, Run, TypedValue, refused, rounded
 from fastpipe.errors import ValueRangeError
 
 _ADDING = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
-def number(value: Value, op: str) -> Value:
+def number(value: TypedValue, op: str) -> TypedValue:
     """Returns a number to compute with: an int64 or a float. Decimals are converted to floats.
 
     Raises:
@@ -36,13 +36,13 @@ def number(value: Value, op: str) -> Value:
     return value
 
 
-def as_float(value: Value) -> Run:
+def as_float(value: TypedValue) -> Run:
     """Returns a function for a value as float64, rounded if necessary."""
     kind = require_pyarrow().float64()
     return lambda columns: value.run(columns).cast(kind, safe=False)
 
 
-def negative(value: Value, code: str) -> Value:
+def negative(value: TypedValue, code: str) -> TypedValue:
     """Returns `-value`."""
     import pyarrow.compute
 
@@ -52,36 +52,36 @@ def negative(value: Value, code: str) -> Value:
     return replace(checked, code=code, run=lambda columns: function(checked.run(columns)))
 
 
-def computed(op: str, code: str, operands: list[Any]) -> Value:
+def computed(op: str, code: str, operands: list[Any]) -> TypedValue:
     """Returns the result of an operator for two numbers.
 
     Args:
         op: The operator.
         code: The operation as Python code.
-        operands: Two operands, each a `Value` or a constant. At least one is a `Value`.
+        operands: Two operands, each a `TypedValue` or a constant. At least one is a `TypedValue`.
 
     Raises:
         SchemaError: If an operand isn't a number.
         ValueRangeError: If an integer constant has more than 64 bits.
     """
     pa = require_pyarrow()
-    operands = [number(operand, op) if isinstance(operand, Value) else operand for operand in operands]
-    values = [operand for operand in operands if isinstance(operand, Value)]
-    constants = [operand for operand in operands if not isinstance(operand, Value)]
+    operands = [number(operand, op) if isinstance(operand, TypedValue) else operand for operand in operands]
+    values = [operand for operand in operands if isinstance(operand, TypedValue)]
+    constants = [operand for operand in operands if not isinstance(operand, TypedValue)]
     for constant in constants:
         values[0].check_constant(constant)
     rounds: Any = np.float64
     if op != "/" and all(value.kind == "integer" for value in values) and all(type(each) is int for each in constants):
-        made = Value("integer", code, "int64", _unset)
+        made = TypedValue("integer", code, "int64", _unset)
     else:
         if op != "/" and all(value.kind == "float" for value in values):
             # Halves are computed as float32.
             rounds = np.result_type(*(value.rounds for value in values), np.float32).type
-        made = Value("float", code, np.dtype(rounds).name, _unset, rounds=rounds)
+        made = TypedValue("float", code, np.dtype(rounds).name, _unset, rounds=rounds)
     kind = made.arrow_type()
 
     def side(operand: Any) -> Run:
-        if isinstance(operand, Value):
+        if isinstance(operand, TypedValue):
             return lambda columns: operand.run(columns).cast(kind, safe=False)
         if made.kind == "integer" and not INT64[0] <= operand <= INT64[1]:
             reason = f"{operand} doesn't fit into 64 bits, in which integers are computed: use the float {operand}.0"

@@ -48,7 +48,7 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True)
-class Value:
+class TypedValue:
     """A part of an expression, whose type is known.
 
     Attributes:
@@ -150,7 +150,7 @@ def loader(kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
     return lambda array: array
 
 
-def column(name: str, kind: pa.DataType, dtype: str) -> Value:
+def column(name: str, kind: pa.DataType, dtype: str) -> TypedValue:
     """Returns the value of a column after `loader`.
 
     Args:
@@ -165,19 +165,19 @@ def column(name: str, kind: pa.DataType, dtype: str) -> Value:
         return columns[name]
 
     if types.is_boolean(kind):
-        return Value("bool", code, dtype, run)
+        return TypedValue("bool", code, dtype, run)
     if types.is_integer(kind):
-        return Value("integer", code, dtype, run, range=_UINT64 if types.is_uint64(kind) else INT64)
+        return TypedValue("integer", code, dtype, run, range=_UINT64 if types.is_uint64(kind) else INT64)
     if types.is_floating(kind):
-        return Value("float", code, dtype, run, rounds=np.dtype(dtype).type)
+        return TypedValue("float", code, dtype, run, rounds=np.dtype(dtype).type)
     if types.is_decimal(kind):
         largest = 10**kind.precision - 1
         shown = f"{dtype} with scale={kind.scale}"
-        return Value("decimal", code, shown, run, tick=Fraction(10) ** -kind.scale, range=(-largest, largest))
+        return TypedValue("decimal", code, shown, run, tick=Fraction(10) ** -kind.scale, range=(-largest, largest))
     if types.is_date32(kind):
-        return Value("datetime", code, dtype, run, tick=_DAY)
+        return TypedValue("datetime", code, dtype, run, tick=_DAY)
     if types.is_timestamp(kind):
-        return Value("datetime", code, dtype, run, tick=Fraction(1, _PER_SECOND[kind.unit]))
+        return TypedValue("datetime", code, dtype, run, tick=Fraction(1, _PER_SECOND[kind.unit]))
     if types.is_duration(kind):
-        return Value("timedelta", code, dtype, run, tick=Fraction(1, _PER_SECOND[kind.unit]))
-    return Value("text" if types.is_large_string(kind) else "bytes", code, dtype, run)
+        return TypedValue("timedelta", code, dtype, run, tick=Fraction(1, _PER_SECOND[kind.unit]))
+    return TypedValue("text" if types.is_large_string(kind) else "bytes", code, dtype, run)

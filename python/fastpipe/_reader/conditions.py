@@ -19,7 +19,7 @@ import numpy as np
 from fastpipe._arrow.schema import require_pyarrow, schema_of
 from fastpipe._expressions import Expr, Scalar, abridged, names_of
 from fastpipe._reader.condition_numbers import as_float, computed, negative
-from fastpipe._reader.condition_values import NUMBERS, Columns, Run, Value, column, loader, refused
+from fastpipe._reader.condition_values import NUMBERS, Columns, Run, TypedValue, column, loader, refused
 from fastpipe.errors import ValueRangeError
 from fastpipe.specs import DenseSpec, Features
 
@@ -124,7 +124,7 @@ class _Binder:
         columns: The columns by name.
     """
 
-    def __init__(self, columns: Mapping[str, Value]) -> None:
+    def __init__(self, columns: Mapping[str, TypedValue]) -> None:
         import pyarrow.compute
 
         self._columns = columns
@@ -132,7 +132,7 @@ class _Binder:
         self._pc: Any = pyarrow.compute
         self._null = self._pa.scalar(None, self._pa.bool_())
 
-    def bind(self, expression: Expr) -> Value:
+    def bind(self, expression: Expr) -> TypedValue:
         """Returns the value of an expression."""
         op, operands = expression._op, expression._operands
         if op == "col":
@@ -148,12 +148,12 @@ class _Binder:
             run = self._joined(op, operands)
         else:
             run = self._tested(op, self.bind(operands[0]), expression._value)
-        return Value("bool", code, "bool", run)
+        return TypedValue("bool", code, "bool", run)
 
     def _operand(self, operand: Expr) -> Any:
         return operand._value if operand._op == "literal" else self.bind(operand)
 
-    def _tested(self, op: str, value: Value, given: Any) -> Run:
+    def _tested(self, op: str, value: TypedValue, given: Any) -> Run:
         """Returns a test of one value."""
         if op == "~":
             _check_bool(value, "~")
@@ -191,19 +191,19 @@ class _Binder:
         if left._op == "literal":
             op, left, right = _MIRRORED[op], right, left
         value, other = self.bind(left), self._operand(right)
-        if not isinstance(other, Value):
+        if not isinstance(other, TypedValue):
             value.check_constant(other)
         elif value.kind != other.kind and not {value.kind, other.kind} <= set(NUMBERS):
             raise refused(f"{value}, but {other}: compare values of one type")
         if value.kind == "bool" and op not in ("==", "!="):
             raise refused(f"{value}, which has no order: compare it with == or !=")
-        if not isinstance(other, Value):
+        if not isinstance(other, TypedValue):
             return self._with_constant(op, value, other)
         one, two = self._alike(value, other)
         function = getattr(self._pc, _COMPARING[op])
         return lambda columns: function(one(columns), two(columns))
 
-    def _alike(self, one: Value, two: Value) -> tuple[Run, Run]:
+    def _alike(self, one: TypedValue, two: TypedValue) -> tuple[Run, Run]:
         """Returns functions for two values in types that Arrow compares exactly."""
         if one.kind != two.kind and "float" in (one.kind, two.kind):
             return as_float(one), as_float(two)
@@ -215,11 +215,11 @@ class _Binder:
             return self._finer(one, tick), self._finer(two, tick)
         return one.run, two.run
 
-    def _finer(self, value: Value, tick: Fraction) -> Run:
+    def _finer(self, value: TypedValue, tick: Fraction) -> Run:
         ratio = self._pa.scalar(int(value.tick / tick), self._pa.int64())
         return lambda columns: self._pc.multiply_checked(value.run(columns), ratio)
 
-    def _with_constant(self, op: str, value: Value, constant: Scalar) -> Run:
+    def _with_constant(self, op: str, value: TypedValue, constant: Scalar) -> Run:
         """Returns a comparison with a constant."""
         if value.kind in ("float", "text", "bytes", "bool"):
             return self._with_stored(op, value, constant)
@@ -239,16 +239,16 @@ class _Binder:
             return self._always(value, op in (">", ">="))
         return self._with_stored(op, value, whole)
 
-    def _with_stored(self, op: str, value: Value, constant: Any) -> Run:
+    def _with_stored(self, op: str, value: TypedValue, constant: Any) -> Run:
         function = getattr(self._pc, _COMPARING[op])
         scalar = self._pa.scalar(value.stored(constant), value.arrow_type())
         return lambda columns: function(value.run(columns), scalar)
 
-    def _always(self, value: Value, result: bool) -> Run:
+    def _always(self, value: TypedValue, result: bool) -> Run:
         """Returns a function whose result is the same for all values, and null for nulls."""
         return lambda columns: self._pc.if_else(value.run(columns).is_valid(), result, self._null)
 
-    def _in(self, value: Value, constants: tuple[Scalar, ...]) -> Run:
+    def _in(self, value: TypedValue, constants: tuple[Scalar, ...]) -> Run:
         for constant in constants:
             value.check_constant(constant)
         in_ticks = value.kind not in ("float", "text", "bytes", "bool")
@@ -273,7 +273,7 @@ class _Binder:
         return found
 
     @staticmethod
-    def _whole(value: Value, constants: tuple[Scalar, ...]) -> list[int]:
+    def _whole(value: TypedValue, constants: tuple[Scalar, ...]) -> list[int]:
         """Returns the constants that values can be equal to, in ticks."""
         low, high = value.range
         exact = map(value.ticks, constants)
@@ -281,7 +281,7 @@ class _Binder:
         return [int(each) for each in exact if isinstance(each, Fraction) and each % 1 == 0 and low <= each <= high]
 
 
-def _check_bool(value: Value, op: str) -> None:
+def _check_bool(value: TypedValue, op: str) -> None:
     if value.kind != "bool":
         hint = f"compare it, as in {value.code} != 0" if value.kind in NUMBERS else "compare it first"
         raise refused(f"{op} combines conditions, but {value}: {hint}")
