@@ -27,9 +27,9 @@ impl UnitRange {
     }
 }
 
-/// Divides a source into at most `count` consecutive partitions of about the same cost. Each one has rows. The cost of a
-/// unit is its size in bytes, or its number of rows if its size isn't known in advance. A unit that follows another one
-/// stays in the same partition.
+/// Divides a source into at most `count` consecutive partitions of about the same cost. Each one has rows. The cost of
+/// a unit is its size in bytes, or its number of rows if its size isn't known in advance. A unit that follows another
+/// one stays in the same partition.
 pub fn partitions(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
     let cost = |unit| {
         let info = source.describe(unit);
