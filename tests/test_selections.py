@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import itertools
 import json
 import pickle
@@ -258,6 +259,47 @@ def test_errors_name_the_row_of_the_whole_file(tmp_path: Path) -> None:
         with pytest.raises(fastpipe.errors.FastpipeError) as caught:
             list(shuffled.without(rows=range(60)))
         assert caught.value.record == 70
+
+
+# Rows at the start of a unit, a gap of whole slices or chunks, and rows in the middle and at the end.
+RANGES = np.r_[0:9, 150:160, 390:400, 499]
+
+
+@pytest.mark.parametrize("num_fetches", [1, 3])
+def test_slices_without_selected_rows_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_fetches: int
+) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", 160)
+    parquet.write_table(pa.table({"id": np.arange(500)}), tmp_path / "t.parquet", row_group_size=250)
+    mask = np.isin(np.arange(500), RANGES)
+    for shuffle in samples.SHUFFLES:
+        options = samples.order_of(shuffle) | {"num_fetches": num_fetches}
+        reader = select(fastpipe.read_parquet(tmp_path / "t.parquet", **options), mask)
+        assert (len(reader._data.handle.unit_rows()) > 20) == (not shuffle)
+        whole = rows_of(reader)
+        assert sorted(itertools.chain(*whole)) == RANGES.tolist()
+        parts = [reader.read_partition(part) for part in reader.partition(2)]
+        assert sorted(row for part in parts for batch in rows_of(part) for row in batch) == RANGES.tolist()
+        reader.set_epoch(0)
+        states = [reader.state_dict() for _ in reader]
+        for step, expected_rows in enumerate(whole):
+            assert reader.batch_at(step, epoch=0)["id"].tolist() == expected_rows
+            assert reader.locate(step, 0, 0).row == expected_rows[0] % 250
+            reader.load_state_dict(states[step])
+            assert rows_of(reader) == whole[step + 1 :]
+
+
+@pytest.mark.parametrize("shuffle", samples.SHUFFLES)
+def test_chunks_of_compressed_files_without_selected_rows(tmp_path: Path, shuffle: bool | str) -> None:
+    path = tmp_path / "a.csv.gz"
+    lines = "".join(f"{i},{'x' * 1500}\n" for i in range(500))
+    path.write_bytes(gzip.compress(f"id,text\n{lines}".encode(), 1))
+    mask = np.isin(np.arange(500), RANGES)
+    for threads in (1, 3):
+        reader = fastpipe.read_csv(path, num_threads=threads, **samples.order_of(shuffle))  # type: ignore[arg-type]
+        assert len(reader._data.handle.unit_rows()) > 3
+        assert sorted(itertools.chain(*rows_of(select(reader, mask)))) == RANGES.tolist()
 
 
 def test_large_batches_of_large_units() -> None:
