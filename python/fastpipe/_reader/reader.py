@@ -330,10 +330,11 @@ class Reader:
     def take(self, rows: npt.ArrayLike, *, batch_size: int | None = None) -> Reader:
         """Selects rows by index. Works with any source.
 
-        Use it for sampling methods that `sample` doesn't support, and for the folds of cross-validation. Rows keep the
-        order of the source. A row is repeated as often as its index is. The result supports states, `batch_at` and
-        adapters like any reader. It has this reader's features, threads, limits and epochs. Use `rebatch` to shuffle
-        the rows: training needs this if the files are sorted in some way.
+        Use it for sampling methods that `sample` doesn't support. `split`, `folds` and `without` select rows too, and
+        also keep this reader's shuffle and ranks. The rows of `take` keep the order of the source. A row is repeated as
+        often as its index is. The result supports states, `batch_at` and adapters like any reader. It has this reader's
+        features, threads, limits and epochs. Use `rebatch` to shuffle the rows: training needs this if the files are
+        sorted in some way.
 
         Args:
             rows: Row indices, integers `[n]` in any order. Rows are counted from 0 over all units or files.
