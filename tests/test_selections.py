@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import itertools
 import json
 import pickle
@@ -79,8 +80,9 @@ def test_a_selection_is_a_dataset_of_its_rows(
     make: Make, whole: dict[str, Any], reference: Callable[..., fastpipe.Reader], order: dict[str, Any]
 ) -> None:
     full = make(batch_size=ROWS, seed=3)
-    for mask in masks().values():
-        options = {"batch_size": 8, "seed": 3} | order
+    turn = ORDERS.index(order)
+    for mask in [masks()["half"], *itertools.islice(itertools.cycle(masks().values()), 1 + 2 * turn, 3 + 2 * turn)]:
+        options = {"batch_size": 16, "seed": 3} | order
         reader = selection(make, mask, **options)
         like = reference(sizes(reader), **options)
         rows = rows_of(like)
@@ -111,17 +113,17 @@ def test_ranks_share_a_selection(
 @order
 def test_a_state_resumes_at_every_step(make: Make, order: dict[str, Any]) -> None:
     mask = masks()["half"]
-    reader = selection(make, mask, batch_size=16, **order)
+    reader = selection(make, mask, batch_size=32, **order)
     whole = digests(reader)
     reader.set_epoch(0)
     batches, states = iter(reader), [reader.state_dict()]
     states.extend(reader.state_dict() for _ in batches)
     for threads in (1, 3):
-        again = selection(make, mask, batch_size=16, num_threads=threads, **order)
+        again = selection(make, mask, batch_size=32, num_threads=threads, **order)
         for step, state in enumerate(states):
             again.load_state_dict(json.loads(json.dumps(state)))
             assert digests(again) == whole[step:]
-    for other in (make(batch_size=16, **{"seed": 3} | order), selection(make, ~mask, batch_size=16, **order)):
+    for other in (make(batch_size=32, **{"seed": 3} | order), selection(make, ~mask, batch_size=32, **order)):
         with pytest.raises(fastpipe.errors.StateError):
             other.load_state_dict(states[1])
 
@@ -132,7 +134,13 @@ def test_selections_compose(make: Make) -> None:
     inner = np.arange(mask.sum()) % 3 == 0
     twice, both = select(reader, inner), np.flatnonzero(mask)[inner]
     once = selection(make, np.isin(np.arange(ROWS), both), batch_size=8, shuffle=True, shuffle_buffer=32)
-    assert digests(twice) == digests(once)
+    whole = digests(twice)
+    assert digests(once) == whole
+    for options in ({"num_threads": 1}, {"num_threads": 4, "prefetch": 1}, {"memory_limit": "64MB"}):
+        assert (
+            digests(select(selection(make, mask, batch_size=8, shuffle=True, shuffle_buffer=32, **options), inner))
+            == whole
+        )
     assert twice._data.fingerprint() == once._data.fingerprint()
     assert reader.without(rows=[]).num_rows == reader.num_rows
     assert "of 240 rows of" in repr(twice) or "part" in repr(twice)
@@ -198,7 +206,7 @@ def test_a_selection_without_rows(make: Make) -> None:
         assert (reader.num_rows, len(reader), list(reader), reader.partition(3)) == (0, 0, [], [])
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data())
 def test_any_rows_of_any_blocks(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     blocks = data.draw(st.lists(st.integers(0, 70), min_size=1, max_size=8))
@@ -258,6 +266,47 @@ def test_errors_name_the_row_of_the_whole_file(tmp_path: Path) -> None:
         with pytest.raises(fastpipe.errors.FastpipeError) as caught:
             list(shuffled.without(rows=range(60)))
         assert caught.value.record == 70
+
+
+# Rows at the start of a unit, a gap of whole slices or chunks, and rows in the middle and at the end.
+RANGES = np.r_[0:9, 150:160, 390:400, 499]
+
+
+@pytest.mark.parametrize("num_fetches", [1, 3])
+def test_slices_without_selected_rows_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_fetches: int
+) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", 160)
+    parquet.write_table(pa.table({"id": np.arange(500)}), tmp_path / "t.parquet", row_group_size=250)
+    mask = np.isin(np.arange(500), RANGES)
+    for shuffle in samples.SHUFFLES:
+        options = samples.order_of(shuffle) | {"num_fetches": num_fetches}
+        reader = select(fastpipe.read_parquet(tmp_path / "t.parquet", **options), mask)
+        assert (len(reader._data.handle.unit_rows()) > 20) == (not shuffle)
+        whole = rows_of(reader)
+        assert sorted(itertools.chain(*whole)) == RANGES.tolist()
+        parts = [reader.read_partition(part) for part in reader.partition(2)]
+        assert sorted(row for part in parts for batch in rows_of(part) for row in batch) == RANGES.tolist()
+        reader.set_epoch(0)
+        states = [reader.state_dict() for _ in reader]
+        for step, expected_rows in enumerate(whole):
+            assert reader.batch_at(step, epoch=0)["id"].tolist() == expected_rows
+            assert reader.locate(step, 0, 0).row == expected_rows[0] % 250
+            reader.load_state_dict(states[step])
+            assert rows_of(reader) == whole[step + 1 :]
+
+
+@pytest.mark.parametrize("shuffle", samples.SHUFFLES)
+def test_chunks_of_compressed_files_without_selected_rows(tmp_path: Path, shuffle: bool | str) -> None:
+    path = tmp_path / "a.csv.gz"
+    lines = "".join(f"{i},{'x' * 1500}\n" for i in range(500))
+    path.write_bytes(gzip.compress(f"id,text\n{lines}".encode(), 1))
+    mask = np.isin(np.arange(500), RANGES)
+    for threads in (1, 3):
+        reader = fastpipe.read_csv(path, num_threads=threads, **samples.order_of(shuffle))  # type: ignore[arg-type]
+        assert len(reader._data.handle.unit_rows()) > 3
+        assert sorted(itertools.chain(*rows_of(select(reader, mask)))) == RANGES.tolist()
 
 
 def test_large_batches_of_large_units() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import fastpipe
 import samples
 from every_source import ROWS, Make, make
+from fastpipe._reader.selection import select
 from fastpipe._reader.splits import dealt, sides_of
 from xxh3_oracle import xxh3
 
@@ -263,7 +264,8 @@ def test_thresholds_are_exact(hashes: list[int], weights: list[int]) -> None:
     near = [
         min(max(sum_.numerator * 2**64 // sum_.denominator + off, 0), 2**64 - 1) for sum_ in sums for off in (-1, 0)
     ]
-    found = sides_of(np.array(hashes + near, np.uint64), fractions).tolist()
+    arrays = [np.array(hashes, np.uint64), np.array(near, np.uint64)]
+    found = sides_of(iter(arrays), len(hashes) + len(near), fractions).tolist()
     assert found == [side_of(hashed, fractions) for hashed in hashes + near]
 
 
@@ -329,6 +331,31 @@ def test_bad_arguments_are_refused(call: Any, error: type[Exception], match: str
     with pytest.raises(error, match=match):
         call(reader)
     assert len(ids(reader)) == 100
+
+
+def test_many_rows_are_hashed_in_several_steps(tmp_path: Path) -> None:
+    rows = 150_000
+    for name in "ab":
+        fastpipe.write_avro(tmp_path / f"{name}.avro", {"i": np.arange(rows)})
+    reader = fastpipe.read_avro(tmp_path, batch_size=rows)
+    mask = np.arange(2 * rows) % 3 > 0
+    hashes = [xxh3(int64(i % rows), xxh3(b"ab"[i // rows :][:1] + b".avro")) for i in range(0, 2 * rows, 997)]
+    expected = np.array(hashes, np.uint64) >= 2**63
+    halves = reader.split(0.5, 0.5)
+    sides_ = np.concatenate([np.arange(2 * rows)[_rows_of(half)] for half in halves])
+    assert len(np.unique(sides_)) == 2 * rows
+    assert (np.isin(np.arange(0, 2 * rows, 997), sides_[halves[0].num_rows :]) == expected).all()
+    of_two_thirds = select(reader, mask).split(0.5, 0.5)[1]
+    assert (_rows_of(of_two_thirds) == _rows_of(halves[1])[mask[_rows_of(halves[1])]]).all()
+    second = reader.partition(2)[1]
+    start = 2 * rows - second.rows
+    part = reader.read_partition(second).split(0.5, 0.5)[1]
+    assert part.num_rows == (_rows_of(halves[1]) >= start).sum()
+
+
+def _rows_of(reader: fastpipe.Reader) -> np.ndarray:
+    """Returns the dataset rows of a selection."""
+    return np.flatnonzero(reader._data.origin()[1])  # type: ignore[attr-defined]
 
 
 def test_readers_keep_their_options() -> None:

@@ -15,7 +15,8 @@ the first part i with h < t_i, or to the last part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from numbers import Rational, Real
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ _Hashes = npt.NDArray[np.uint64]
 _LARGEST_SEED = 2**64 - 1
 # Each part has a bit for each row.
 _MOST_PARTS = 2**16
-# Rows per batch of the pass that reads a column.
+# Number of rows that are hashed at once.
 _ROWS = 1 << 16
 
 
@@ -58,7 +59,7 @@ def split(reader: Reader, fractions: Sequence[float], by: str | None, seed: int)
             " divide each fraction by the sum"
         )
     hashes = _hashes(reader, "by", by, within("seed", seed, 0, _LARGEST_SEED))
-    sides = sides_of(hashes, exact)
+    sides = sides_of(hashes, reader._data.handle.num_rows, exact)
     return tuple(select(reader, sides == side) for side in range(len(exact)))
 
 
@@ -72,10 +73,11 @@ def folds(
     if by is not None and stratify is not None:
         raise ValueError("pass either by or stratify, not both: rows with equal keys must not be in different folds")
     if stratify is not None:
-        strata = _hashes(reader, "stratify", stratify, number)
-        sides = dealt(strata, _place_hashes(reader._data, number), count)
+        strata, places = column_hashes(reader, "stratify", stratify, number), _place_hashes(reader._data, number)
+        sides = dealt(_joined(strata), _joined(places), count)
     else:
-        sides = sides_of(_hashes(reader, "by", by, number), [Fraction(1, count)] * count)
+        hashes = _hashes(reader, "by", by, number)
+        sides = sides_of(hashes, reader._data.handle.num_rows, [Fraction(1, count)] * count)
     return [(select(reader, sides != side), select(reader, sides == side)) for side in range(count)]
 
 
@@ -112,16 +114,21 @@ def _fraction(value: Any) -> Fraction:
     return Fraction(number)
 
 
-def sides_of(hashes: _Hashes, fractions: Sequence[Fraction]) -> npt.NDArray[np.intp]:
-    """Returns the index of each row's part."""
-    sums = np.cumsum(np.array(fractions, object))[:-1]
-    thresholds = [int(sum_ * 2**64) for sum_ in sums]
+def sides_of(hashes: Iterable[_Hashes], rows: int, fractions: Sequence[Fraction]) -> npt.NDArray[Any]:
+    """Returns the index of each row's part, uint8 or uint16 `[rows]`, from the hashes of consecutive rows."""
+    thresholds = [int(sum_ * 2**64) for sum_ in itertools.accumulate(fractions[:-1])]
     # No hash reaches 2^64, so parts after such a threshold have no rows.
     reached = np.array([threshold for threshold in thresholds if threshold < 2**64], np.uint64)
-    return np.searchsorted(reached, hashes, side="right")
+    sides = np.empty(rows, np.uint8 if len(fractions) <= 2**8 else np.uint16)
+    at = 0
+    for some in hashes:
+        sides[at : at + len(some)] = np.searchsorted(reached, some, side="right")
+        at += len(some)
+    assert at == rows, "a row has no hash"
+    return sides
 
 
-def dealt(strata: npt.NDArray[Any], keys: _Hashes, count: int) -> npt.NDArray[np.int64]:
+def dealt(strata: npt.NDArray[Any], keys: _Hashes, count: int) -> npt.NDArray[Any]:
     """Deals the rows of each stratum to folds in turn, in the order of their keys.
 
     Dealing continues with the next fold at the next stratum. So the sizes of the folds differ by at most one row, in
@@ -132,34 +139,63 @@ def dealt(strata: npt.NDArray[Any], keys: _Hashes, count: int) -> npt.NDArray[np
     return sides
 
 
-def _hashes(reader: Reader, what: str, column: str | None, seed: int) -> _Hashes:
-    """Returns the hash of each row's key, which is the value of a column or, without a column, the row's place."""
+def _joined(hashes: Iterable[_Hashes]) -> _Hashes:
+    return np.concatenate([np.zeros(0, np.uint64), *hashes])
+
+
+def _hashes(reader: Reader, what: str, column: str | None, seed: int) -> Iterator[_Hashes]:
+    """Yields the hash of each row's key, which is the value of a column or, without a column, the row's place.
+
+    Each array has the hashes of consecutive rows, so that only the sides of all rows are in memory at once.
+    """
     return _place_hashes(reader._data, seed) if column is None else column_hashes(reader, what, column, seed)
 
 
-def _place_hashes(data: Dataset, seed: int) -> _Hashes:
-    """Returns the hash of each row's place.
+def _place_hashes(data: Dataset, seed: int) -> Iterator[_Hashes]:
+    """Yields the hash of each row's place, for consecutive rows.
 
     Raises:
         ValueError: If several files have the same name.
     """
     if isinstance(data, DerivedDataset):
         whole, chosen = data.origin()
-        return _place_hashes(whole, seed)[chosen]
+        at = 0
+        for hashes in _place_hashes(whole, seed):
+            yield hashes[_shifted(chosen, at, len(hashes))]
+            at += len(hashes)
+        return
+    for rows, place_seed in _places(data, seed):
+        for start in range(0, rows, _ROWS):
+            yield hash_integers(np.arange(start, min(start + _ROWS, rows)), place_seed)
+
+
+def _shifted(chosen: slice | npt.NDArray[np.bool_], at: int, rows: int) -> slice | npt.NDArray[np.bool_]:
+    """Returns an index of the chosen ones of `rows` rows from row `at` on."""
+    if isinstance(chosen, slice):
+        return slice(max(chosen.start - at, 0), max(chosen.stop - at, 0))
+    return chosen[at : at + rows]
+
+
+def _places(data: Dataset, seed: int) -> list[tuple[int, int]]:
+    """Returns the number of rows of each file, and the seed of the hashes of their indices.
+
+    Raises:
+        ValueError: If several files have the same name.
+    """
     if not isinstance(data, FileDataset):
-        return hash_integers(np.arange(data.handle.num_rows), seed)
+        return [(data.handle.num_rows, seed)]
     rows_of_files = np.zeros(len(data.files), np.int64)
     np.add.at(rows_of_files, data.unit_files(), data.handle.unit_rows())
     found, paths = [], dict[str, str]()
-    for path, rows in zip(data.files, rows_of_files, strict=True):
+    for path, rows in zip(data.files, rows_of_files.tolist(), strict=True):
         name = _place_name(path)
         if (other := paths.setdefault(name, path)) != path:
             raise ValueError(
                 f"the files {other} and {path} have the same name, so their rows can't be told apart by place: pass the"
-                " name of a column, by=..., or give each file a name of its own"
+                " name of a column, by=..., or rename one of the files"
             )
-        found.append(hash_integers(np.arange(rows), int(_hash_of_text(name, seed))))
-    return np.concatenate([np.zeros(0, np.uint64), *found])
+        found.append((rows, int(_hash_of_text(name, seed))))
+    return found
 
 
 def _place_name(path: str) -> str:
@@ -176,8 +212,8 @@ def _hash_of_text(text: str, seed: int) -> np.uint64:
     return hashed
 
 
-def column_hashes(reader: Reader, what: str, column: str, seed: int) -> _Hashes:
-    """Returns the hash of a column's value in each row. Reads all rows once.
+def column_hashes(reader: Reader, what: str, column: str, seed: int) -> Iterator[_Hashes]:
+    """Yields the hash of a column's value in each row, for consecutive rows. Reads all rows once.
 
     Args:
         reader: The reader.
@@ -204,7 +240,6 @@ def column_hashes(reader: Reader, what: str, column: str, seed: int) -> _Hashes:
     # With a limit, batches have the size for which the limit was chosen.
     size = _ROWS if reader._running.memory_limit is None else reader.batch_size
     ordering = Ordering.checked(batch_size=size, seed=reader.seed)
-    found = [np.zeros(0, np.uint64)]
     with reader._like(reader._data, ordering=ordering, epochs=1) as all_rows:
         for batch in all_rows:
             values, valid = batch[column], None
@@ -216,8 +251,7 @@ def column_hashes(reader: Reader, what: str, column: str, seed: int) -> _Hashes:
                 hashes[known_codes] = of_categories[values[known_codes]]
             if valid is not None:
                 hashes[~valid] = _hash_of_null(seed)
-            found.append(hashes)
-    return np.concatenate(found)
+            yield hashes
 
 
 def _value_hashes(what: str, column: str, values: Any, seed: int) -> _Hashes:

@@ -27,7 +27,7 @@ impl UnitRange {
     }
 }
 
-/// Divides a source into at most `count` consecutive partitions of about the same cost, each of which has rows. The cost of
+/// Divides a source into at most `count` consecutive partitions of about the same cost. Each one has rows. The cost of
 /// a unit is its size in bytes, or its number of rows if its size isn't known in advance. A unit that follows another
 /// one stays in the same partition.
 pub fn partitions(source: &dyn Source, count: u64) -> Vec<Range<u64>> {

@@ -26,8 +26,8 @@ thread_local! {
     static ROWS: Cell<Vec<Row>> = const { Cell::new(Vec::new()) };
 }
 
-/// The selected rows of a source. Units keep their indices, and a unit without selected rows is never read. Random draws
-/// and error locations are the same as in the whole source.
+/// The selected rows of a source. Units keep their indices, and a unit without selected rows is never read. Random
+/// draws and error locations are the same as in the whole source.
 pub struct Selected {
     source: Arc<dyn Source>,
     selection: Arc<Selection>,
@@ -193,8 +193,8 @@ impl SelectedUnit {
         }
     }
 
-    /// Returns the record of the whole unit that follows the selected records before `record`. A mark before this record
-    /// is where the preceding selected record ends, so that records that aren't selected are read last.
+    /// Returns the record of the whole unit after the selected record before `record`, or 0 for the first one. A mark
+    /// at `record` is there, so records that aren't selected are skipped when the next selected one is read.
     fn after(&self, record: u32) -> Result<u32> {
         match record.checked_sub(1) {
             None => Ok(0),

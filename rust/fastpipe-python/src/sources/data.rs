@@ -113,8 +113,8 @@ impl Data {
         }
     }
 
-    /// Creates a dataset of a source that `derive` makes of the source of `whole`. If each pass over `whole` has its own
-    /// source, `derive` is also applied to these.
+    /// Creates a dataset of a source that `derive` makes of the source of `whole`. If each pass over `whole` has its
+    /// own source, `derive` is also applied to these.
     fn derived(
         whole: &Bound<'_, Self>,
         source: Arc<dyn Source>,
