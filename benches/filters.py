@@ -39,7 +39,8 @@ def table_of(rows: int, spread: bool) -> pa.Table:
     keys = draw.integers(0, KEYS, rows).astype("int32")
     columns: dict[str, Any] = {"key": keys if spread else np.sort(keys)}
     columns |= {f"x{i}": draw.random(rows, "float32") for i in range(FLOATS)}
-    return pa.table(columns | {"text": pa.array([f"the text of row {i}" for i in range(rows)])})
+    table = pa.table(columns | {"text": pa.array([f"the text of row {i}" for i in range(rows)])})
+    return table.cast(pa.schema([field.with_nullable(False) for field in table.schema]))
 
 
 def write(kind: str, table: pa.Table, path: Path) -> Callable[..., fastpipe.Reader]:

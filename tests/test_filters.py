@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import decimal
 import functools
@@ -489,6 +490,30 @@ def test_only_named_columns_are_read() -> None:
     assert filtered.num_rows == 3
     list(filtered.filter(col("b").is_not_null()))
     assert log[2:4] == [["b"]] * 2
+
+
+@pytest.mark.parametrize("kind", ["avro", "parquet"])
+def test_folders_are_columns(tmp_path: Path, kind: str) -> None:
+    for day in (1, 2, 3):
+        (tmp_path / f"day={day}").mkdir()
+        table = pa.table({"x": [day * 10, day * 10 + 1], "text": ["a", "b"]})
+        if kind == "avro":
+            fastpipe.write_avro(tmp_path / f"day={day}/a.avro", table)
+        else:
+            pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / f"day={day}/a.parquet")
+    read = fastpipe.read_avro if kind == "avro" else fastpipe.read_parquet
+    reader = read(tmp_path, batch_size=10)
+    found = reader.filter((col("day") >= 2) & (col("text") == "b"))
+    assert pa.table(found).select(["x", "day"]).to_pylist() == [{"x": 21, "day": 2}, {"x": 31, "day": 3}]
+    assert reader.filter(col("day") == 2).num_rows == 2
+
+
+def test_threads_filter_one_reader() -> None:
+    reader = fastpipe.from_arrays({"x": np.arange(100_000)}, batch_size=100)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: reader.filter(col("x") % 10 == number % 5), range(8)))
+    assert [each.num_rows for each in found] == [10_000] * 8
+    assert all((batch["x"] % 10 == 3).all() for batch in found[3])
 
 
 def test_only_named_columns_are_parsed(tmp_path: Path) -> None:
