@@ -210,6 +210,7 @@ PUBLIC = [
     "explain",
     "features",
     "files",
+    "folds",
     "lease",
     "load_state_dict",
     "locate",
@@ -226,10 +227,12 @@ PUBLIC = [
     "shard",
     "shuffle_buffer",
     "shuffle_report",
+    "split",
     "state_dict",
     "stats",
     "take",
     "to_arrow_reader",
+    "without",
     "world_size",
 ]
 

@@ -20,6 +20,7 @@ from fastpipe import typing as typing
 from fastpipe import units as units
 from fastpipe import xgboost as xgboost
 from fastpipe._arrow import to_arrow as to_arrow
+from fastpipe._expressions import col as col
 from fastpipe._fastpipe import __version__ as __version__
 from fastpipe._formats import infer_features as infer_features
 from fastpipe._reader.reader import Reader as Reader

@@ -61,6 +61,11 @@ class TableData(BaseDataset):
         """Returns the number of rows that are shuffled together by default: all."""
         return whole_window(self, batch_size)
 
+    def narrowed(self, names: Sequence[str]) -> TableData:
+        """Returns the same rows with only some features."""
+        features = Features({name: spec for name, spec in self._asked.items() if name in names})
+        return TableData(self._table, features, None)
+
     def place(self, unit: int, record: int) -> RowLocation:
         """Returns the index of a row in the table."""
         return RowLocation(row=self.handle.row_of(unit, record))

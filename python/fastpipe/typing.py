@@ -5,6 +5,7 @@ Functions and methods of fastpipe create the objects; programs name the types in
 
 from __future__ import annotations
 
+from fastpipe._expressions import Expr
 from fastpipe._files._in_memory_files import ReadableFile
 from fastpipe._formats import InferOptions
 from fastpipe._locations import Location, RowLocation
@@ -19,6 +20,7 @@ from fastpipe.statistics._shuffle_report import Measure, ShuffleReport
 __all__ = [
     "Batch",
     "Description",
+    "Expr",
     "FeatureStatistics",
     "Features",
     "Growth",

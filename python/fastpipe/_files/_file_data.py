@@ -82,6 +82,10 @@ class ChunkedData(FileData):
         self._asked = features
         self.features = vocabularies.in_form(features, self.handle.features)
 
+    def narrowed(self, names: Sequence[str]) -> Self:
+        """Returns a dataset of the same rows with only some features."""
+        return self.with_features(Features({name: spec for name, spec in self._asked.items() if name in names}))
+
     def with_features(self, features: Features) -> Self:
         """Returns a dataset that reads other features of the same files, without opening them again."""
         data = type(self).__new__(type(self))

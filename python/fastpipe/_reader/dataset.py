@@ -84,6 +84,15 @@ class Dataset(Protocol):
     def default_window(self, batch_size: int) -> int | None:
         """Returns the default of `shuffle_buffer`. None for the larger of 16 batches and 64 average units."""
 
+    def narrowed(self, names: Sequence[str]) -> Dataset:
+        """Returns a dataset of the same rows, in the same sequence, for a sequential pass that needs few features.
+
+        Its units may differ. Returns the dataset itself if the source can't leave out features.
+
+        Args:
+            names: Names of the features to read, at least one.
+        """
+
     def unsliced(self) -> Dataset:
         """Returns the dataset with whole units, as readers that shuffle read it.
 
@@ -98,9 +107,42 @@ class BaseDataset:
         """Returns None: the larger of 16 batches and 64 average units."""
         return None
 
+    def narrowed(self, names: Sequence[str]) -> Any:
+        """Returns the dataset itself, with all features."""
+        return self
+
     def unsliced(self) -> Self:
         """Returns the dataset itself."""
         return self
+
+
+class NarrowedDataset(BaseDataset):
+    """The same units as another dataset with fewer features, for one pass.
+
+    Args:
+        whole: The dataset with all features.
+        handle: The same units with fewer columns.
+        names: Names of the features that are read.
+    """
+
+    column_times = None
+
+    def __init__(self, whole: Dataset, handle: Data, names: Sequence[str]) -> None:
+        self._whole, self.handle = whole, handle
+        self.features = Features({name: spec for name, spec in whole.features.items() if name in names})
+        self.categories = {name: listed for name, listed in whole.categories.items() if name in names}
+        self.files, self.words, self.interpretation = whole.files, whole.words, whole.interpretation
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """Returns the fingerprint of the dataset with all features, which doesn't depend on them."""
+        return self._whole.fingerprint(version)
+
+    def place(self, unit: int, record: int) -> Location:
+        """Returns where a row comes from."""
+        return self._whole.place(unit, record)
+
+    def __str__(self) -> str:
+        return str(self._whole)
 
 
 # The rows of a window are counted in 32 bits.
@@ -128,3 +170,11 @@ class FileDataset(Dataset, Protocol):
 
     def unit_files(self) -> npt.NDArray[np.int64]:
         """Returns the index of each unit's file, int64 `[units]`, ascending. Files without rows may be omitted."""
+
+
+@runtime_checkable
+class DerivedDataset(Dataset, Protocol):
+    """A dataset that consists of some rows of another dataset, in the same order."""
+
+    def origin(self) -> tuple[Dataset, slice | npt.NDArray[np.bool_]]:
+        """Returns the whole dataset, and an index of the rows: `values_of_whole[index]` are this dataset's values."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fastpipe._reader.selection import Selected
+
 if TYPE_CHECKING:
     from fastpipe._reader.dataset import Dataset
 
@@ -51,6 +53,11 @@ def explain(stats: Mapping[str, Any], data: Dataset) -> str:
     """
     if not stats or not stats["batches"]:
         return "Nothing was read yet: explain() describes the last pass."
+    text = _explained(stats, data)
+    return f"{text}\nThe reader reads {data}." if isinstance(data, Selected) else text
+
+
+def _explained(stats: Mapping[str, Any], data: Dataset) -> str:
     seconds = stats["seconds"]
     work = {name: spent for name, spent in seconds.items() if name not in _WAITS}
     total = sum(work.values()) or 1e-12

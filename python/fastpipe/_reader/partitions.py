@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,6 +110,10 @@ class _Part(BaseDataset):
         whole = self._whole.unsliced()
         return self if whole is self._whole else _Part(whole, self._part)
 
+    def narrowed(self, names: Sequence[str]) -> _Part:
+        """Returns the same partition with fewer features."""
+        return _Part(self._whole.narrowed(names), self._part)
+
     def default_window(self, batch_size: int) -> int:
         """Returns the default of the whole dataset if it has its own, or else the default for the partition's units."""
         whole = self._whole.default_window(batch_size)
@@ -117,6 +122,12 @@ class _Part(BaseDataset):
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row comes from in the whole dataset."""
         return self._whole.place(self._start + unit, record)
+
+    def origin(self) -> tuple[Dataset, slice]:
+        """Returns the whole dataset, and the range of its rows."""
+        rows = self._whole.unsliced().handle.unit_rows()[: self._part.stop]
+        start, stop = (int(rows[:unit].sum(dtype=np.int64)) for unit in (self._part.start, self._part.stop))
+        return self._whole, slice(start, stop)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Part, (self._whole, self._part)

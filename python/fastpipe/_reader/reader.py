@@ -1,4 +1,4 @@
-"""The reader, which yields the batches of a dataset pass after pass, and the position of its passes."""
+"""The reader, which yields the batches of a dataset pass after pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
 from fastpipe._reader import growth as _growth
 from fastpipe._reader import sampling as _sampling
+from fastpipe._reader import splits as _splits
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
+from fastpipe._reader.filtering import filter_rows
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
+from fastpipe._reader.pass_cursor import PassCursor
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.passes import Passes, warn_of_ranks
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
@@ -32,108 +35,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from fastpipe._expressions import Expr
     from fastpipe._reader.growth import Growth
     from fastpipe._reader.ordering import Shuffle
     from fastpipe.leases import LeaseWorker
     from fastpipe.service._server import Server
     from fastpipe.statistics._description import Description
     from fastpipe.statistics._shuffle_report import ShuffleReport
-
-
-class PassCursor:
-    """The position of a reader's passes.
-
-    Args:
-        epoch: Epoch with which the next pass begins.
-        loaded: Loaded state to resume from, if any: the epoch with which its pass began, and its progress.
-
-    Attributes:
-        loaded: Loaded state, until a pass starts.
-        position: Position of the last pass. None before the first pass, and after the start of the next pass was set.
-        begun: The start of the last pass: its epoch, and the progress of the state from which it resumed, if any.
-    """
-
-    def __init__(self, epoch: int = 0, loaded: tuple[int, _state.State] | None = None) -> None:
-        self.loaded = loaded
-        self.position: Position | None = None
-        # The epoch with which the last pass began, or the next one will.
-        self._first = epoch
-        self.begun: tuple[int, _state.State | None] = 0, None
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the last batch that was yielded. Before a pass or after its end, the epoch of the next pass."""
-        return self._first if self.position is None else self.position.epoch
-
-    @property
-    def pass_epoch(self) -> int:
-        """The epoch with which the active or last pass began, or in which the pass of a loaded state began."""
-        return self._first if self.loaded is None else self.loaded[0]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass start at the beginning of this epoch."""
-        self._first, self.position, self.loaded = epoch, None, None
-
-    def load(self, pass_epoch: int, progress: _state.State) -> None:
-        """Makes the next pass resume, at this progress, a pass that began with epoch `pass_epoch`."""
-        self.set_epoch(int(progress["epoch"]))
-        self.loaded = pass_epoch, progress
-
-    def go_back(self, progress: _state.State) -> None:
-        """Makes the next pass repeat the last one from this progress."""
-        self.loaded = self._first, progress
-
-    def next_start(self) -> tuple[int, _state.State | None]:
-        """Returns the epoch with which the next pass begins, and the progress at which a loaded state resumes it.
-
-        A pass that has yielded a batch counts as an epoch, even if the consumer left it or an error ended it. The next
-        pass then begins with the epoch after the one that was being read. A pass without a batch starts again at the
-        same place: `tqdm.auto.tqdm(reader)` calls `iter` twice, and the second call must not discard a loaded state.
-        """
-        if self.loaded is not None:
-            return self.loaded
-        position = self.position
-        if position is None:
-            return self._first, None
-        if position.ended:
-            return position.epoch, None
-        return self.begun if position.delivered == 0 else (position.epoch + 1, None)
-
-    def following(self) -> tuple[int, tuple[int, _state.State] | None]:
-        """Returns the arguments of a new cursor that continues with the next pass of this one."""
-        epoch, progress = self.next_start()
-        return (epoch, None) if progress is None else (int(progress["epoch"]), (epoch, progress))
-
-    def start(self, epoch: int, progress: _state.State | None, position: Position) -> None:
-        """Records that a pass has begun, with the values that `next_start` returned."""
-        self.loaded = None
-        self._first, self.position = epoch, position
-        self.begun = epoch, progress
-
-    def here(self, world_size: int, *, ended_stays: bool) -> tuple[int, _state.State]:
-        """Returns the epoch with which the pass began, and its progress.
-
-        Args:
-            world_size: Number of ranks.
-            ended_stays: Whether the state of a pass that the consumer saw end stays at that end. Otherwise it is at the
-                start of the next pass.
-        """
-        if self.loaded is not None:
-            return self.loaded
-        if self.position is None:
-            return self._first, _state.fresh(self._first, world_size)
-        progress = self.position.progress()
-        return self.at(progress, ended=self.position.ended and not ended_stays)
-
-    def at(self, progress: _state.State, *, ended: bool) -> tuple[int, _state.State]:
-        """Returns the epoch with which the last pass began, and an earlier progress of it.
-
-        Args:
-            progress: Progress of the position after a batch.
-            ended: Whether the consumer has seen the end of the pass.
-        """
-        # After the end a new pass begins. Until the consumer has seen the end, the state still belongs to the old pass.
-        return int(progress["epoch"]) if ended else self._first, progress
 
 
 class Reader:
@@ -424,10 +332,11 @@ class Reader:
     def take(self, rows: npt.ArrayLike, *, batch_size: int | None = None) -> Reader:
         """Selects rows by index. Works with any source.
 
-        Use it for sampling methods that `sample` doesn't support, and for the folds of cross-validation. Rows keep the
-        order of the source. A row is repeated as often as its index is. The result supports states, `batch_at` and
-        adapters like any reader. It has this reader's features, threads, limits and epochs. Use `rebatch` to shuffle
-        the rows: training needs this if the files are sorted in some way.
+        Use it for sampling methods that `sample` doesn't support. `split`, `folds` and `without` select rows too, and
+        also keep this reader's shuffle and ranks. The rows of `take` keep the order of the source. A row is repeated as
+        often as its index is. The result supports states, `batch_at` and adapters like any reader. It has this reader's
+        features, threads, limits and epochs. Use `rebatch` to shuffle the rows: training needs this if the files are
+        sorted in some way.
 
         Args:
             rows: Row indices, integers `[n]` in any order. Rows are counted from 0 over all units or files.
@@ -450,6 +359,160 @@ class Reader:
             >>> shuffled = taken.rebatch(64, shuffle_buffer=taken.num_rows, seed=7)
         """
         return _sampling.take(self, rows, batch_size=batch_size)
+
+    def split(self, *fractions: float, by: str | None = None, seed: int = 0) -> tuple[Reader, ...]:
+        """Divides the rows into parts, for example for training and validation. Works with any source.
+
+        The part of a row is a pure function of the seed and the row's key. So no row changes its part when rows or
+        files are added, when the dataset is read with other options, or when its folder moves. The sizes of the parts
+        are random: a part with a fraction f of n keys has about n f ± sqrt(n f (1 - f)) of them. A part may be empty.
+
+        The key is the value of `by` or, without it, the place of the row: the name of the row's file and the index of
+        the row in it, or the index of the row in a source without files. A file's name includes folders such as
+        `day=1` directly above it, but no other folders.
+
+        A part is a smaller dataset with this reader's order, ranks, threads, limits and epochs. It has states and can
+        be shuffled, sampled, served and split again. Its batches are full. Its units (blocks, row groups, CSV chunks)
+        are read as a whole to get some of their rows. A unit without rows of the part isn't read.
+
+        The hash of a key is XXH3 (64 bits) with the seed. It hashes integers, bools and times as int64 in eight bytes,
+        the lowest first; text and bytes as they are; null as no bytes with `seed + 1`; and the index of a row with the
+        hash of the file's name as the seed. Part `i` has the hashes below floor(2^64 (f_0 + ... + f_i)) that earlier
+        parts don't have. So fractions at the end can be divided further without a change of earlier parts.
+
+        Args:
+            fractions: Fraction of each part, above 0. They must sum to 1.
+            by: Name of a feature. Rows with equal values are in the same part, so that, for example, no user is in
+                both training and validation. The feature must have one integer, bool, date, time, text or byte string
+                per row, which must not depend on the epoch. It is read once for all rows, with all features. Defaults
+                to None.
+            seed: Seed of the hash, 0 to 2^64 - 1. Defaults to 0 instead of a random seed, so that another program
+                finds the same parts.
+
+        Returns:
+            A reader of each part.
+
+        Raises:
+            SchemaError: If `by` isn't the name of a feature with one such value per row.
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If this reader reads from servers.
+            ValueError: If an argument is out of range, if fractions don't sum to 1, if this reader is a sample, or if
+                files in different folders have the same name and `by` is None.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256, shuffle=True, seed=7)
+            >>> train, valid = reader.split(0.9, 0.1)
+            >>> train.num_rows, valid.num_rows
+            (1802, 198)
+            >>> by_day = reader.split(0.8, 0.1, 0.1, by="day", seed=1)
+            >>> sum(part.num_rows for part in by_day)
+            2000
+        """
+        return _splits.split(self, fractions, by, seed)
+
+    def folds(
+        self, num_folds: int, *, by: str | None = None, stratify: str | None = None, seed: int = 0
+    ) -> list[tuple[Reader, Reader]]:
+        """Divides the rows into folds for cross-validation. Works with any source.
+
+        Each row is in one fold. Without `stratify`, the fold of a row is that of `split` with equal fractions, so it
+        doesn't change when data is added. With `stratify`, each fold has the same number of rows of each stratum, give
+        or take one: rows of a stratum are sorted by the hash of their places, and dealt to the folds in turn. Adding
+        data may then move rows to other folds.
+
+        Args:
+            num_folds: Number of folds, 2 to 2^16. A fold may be empty if there are few rows.
+            by: Name of a feature, as for `split`. Rows with equal values are in the same fold. Defaults to None.
+            stratify: Name of a feature whose values are the strata, with the types that `by` may have. Excludes `by`.
+                Defaults to None.
+            seed: Seed of the hash, 0 to 2^64 - 1. Defaults to 0.
+
+        Returns:
+            For each fold, a reader of all other rows and a reader of its own rows.
+
+        Raises:
+            SchemaError: If `by` or `stratify` isn't the name of a feature with one such value per row.
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If this reader reads from servers.
+            ValueError: If an argument is out of range, if `by` and `stratify` are passed, if this reader is a sample,
+                or if files in different folders have the same name and their places are needed.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
+            >>> for train, valid in reader.folds(4, stratify="city"):
+            ...     print(train.num_rows, valid.num_rows)
+            1500 500
+            1500 500
+            1500 500
+            1500 500
+        """
+        return _splits.folds(self, num_folds, by, stratify, seed)
+
+    def without(self, *, rows: npt.ArrayLike) -> Reader:
+        """Leaves out rows by index, for example rows that are known to be wrong. Works with any source.
+
+        Args:
+            rows: Row indices, integers `[n]` in any order. Rows of this reader are counted from 0 over all units or
+                files. A row may be repeated.
+
+        Returns:
+            A reader of the remaining rows, with this reader's order, ranks, threads, limits and epochs.
+
+        Raises:
+            TypeError: If `rows` isn't a list or an array of integers.
+            UnsupportedError: If this reader reads from servers.
+            ValueError: If an index is out of range, or if this reader is a sample.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
+            >>> reader.without(rows=[12, 99]).num_rows
+            1998
+        """
+        return _splits.without(self, rows)
+
+    def filter(self, condition: Expr) -> Reader:
+        """Selects the rows that pass a condition. Works with any source.
+
+        The condition is evaluated once, here: a sequential pass reads the features that it names, with this reader's
+        threads, `memory_limit` and `progress`, and stores a bit per row. Files (Avro, CSV, TFRecord, Parquet, Arrow),
+        SQL, tables, and custom sources with `select` read or decode only these features; other sources read all of
+        them. The result is a smaller dataset with this reader's order, ranks, threads, limits and epochs. It has
+        states, and it can be shuffled, sampled, split, served and filtered again. Its batches are full. Units (blocks,
+        row groups, CSV chunks) in which no row passes aren't read again.
+
+        A row passes if the condition is true for it, not if it is null. Values that a source draws anew in each epoch,
+        such as negatives, are those of epoch 0.
+
+        Args:
+            condition: A condition on features with one value per row: see `fastpipe.col`.
+
+        Returns:
+            A reader of the rows that pass.
+
+        Raises:
+            ImportError: If pyarrow isn't installed.
+            SchemaError: If the condition names other features, or combines values of different types. No row is read
+                then.
+            TypeError: If the argument isn't a condition.
+            UnsupportedError: If this reader reads from servers.
+            ValueError: If this reader is a sample, or if no rank would get a batch.
+            ValueRangeError: If an integer that the condition computes doesn't fit into 64 bits.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> from fastpipe import col
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["age", "label"], batch_size=256, shuffle=True)
+            >>> young = reader.filter(col("age").is_between(18, 30) & (col("label") > 0))
+            >>> 0 < young.num_rows < reader.num_rows
+            True
+        """
+        return filter_rows(self, condition)
 
     def rebatch(
         self,

@@ -11,7 +11,7 @@ from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
 from fastpipe._locations import AvroLocation
-from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.dataset import Dataset, NarrowedDataset, SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.avro._schemas import AS_WRITTEN, ReaderSchema, Resolution, Unsupported, tell_later, tell_left_out
@@ -147,6 +147,11 @@ class AvroData(FileData):
         # A digest of the values of each partition column that is read.
         partitions = {"partitions": digests(self._partitions)} if self._partitions else {}
         return super()._fingerprint(version) | partitions
+
+    def narrowed(self, names: Sequence[str]) -> Dataset:
+        """Returns a dataset of the same records with only some features."""
+        chosen = [number for number, name in enumerate(self.features) if name in names]
+        return NarrowedDataset(self, self.handle.with_columns(chosen), names)
 
     def subset(self, numbers: Iterable[int]) -> AvroData:
         """Returns a dataset with the same features and only some of the files."""

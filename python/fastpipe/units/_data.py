@@ -39,8 +39,8 @@ class Units(Protocol):
     A source can also have:
 
     - `name(unit) -> str`: the name of a unit in errors and in `locate`. By default, a unit's name is its index.
-    - `select(columns) -> Units`: returns the same units with only these columns. It is called once, before anything is
-      read.
+    - `select(columns) -> Units`: returns the same units with only these columns. It is called before anything is read,
+      and again for a pass that needs fewer columns, as `Reader.filter` does.
     - `read_slices(unit, start, rows) -> Iterator`: yields the rows of a unit from `start`, in slices of `rows` rows
       (the last slice may be shorter). A slice is like the result of `read`. When rows are read in sequence, units of
       more than 16 MiB are read in slices of about 8 MiB, so that the whole unit need not fit in memory. The slices of a
@@ -316,6 +316,11 @@ class UnitsData(BaseDataset):
     @functools.cached_property
     def _unsliced(self) -> Self:
         return type(self)(self._units, FeatureRequest(self._asked), self._num_fetches, in_sequence=False)
+
+    def narrowed(self, names: Sequence[str]) -> Self:
+        """Returns a dataset of the same rows with only some features, and only their columns."""
+        features = Features({name: spec for name, spec in self._asked.items() if name in names})
+        return type(self)(self._units, FeatureRequest(features), self._num_fetches, in_sequence=True)
 
     def place(self, unit: int, record: int) -> UnitLocation:
         """Returns the file (of Parquet and Arrow files), the unit, its name, and the index of the row in it."""

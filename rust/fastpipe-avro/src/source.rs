@@ -161,6 +161,52 @@ impl AvroSource {
         self
     }
 
+    /// Returns a source of the same blocks that reads only some of the columns, given by their indices. Indices beyond
+    /// the last column are ignored.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfMemory`].
+    pub fn with_columns(&self, columns: &[usize]) -> Result<AvroSource> {
+        let chosen = columns.iter().filter_map(|&column| self.columns.get(column));
+        let features: Vec<Feature> = chosen.map(|column| column.feature.clone()).collect();
+        self.with_features(&features)
+    }
+
+    /// Returns a source of the same blocks with other features.
+    fn with_features(&self, features: &[Feature]) -> Result<AvroSource> {
+        let first = self.files.get(self.decides);
+        let layout = |first: &File| {
+            let schema = self.reader.as_deref().unwrap_or(&first.schema);
+            laid_out(schema, &first.path, features.iter(), &self.folders)
+        };
+        let columns = first.map(layout).transpose()?.unwrap_or_default();
+        let mut plans = Plans::new(self.reader.as_deref(), first.map(|first| &*first.schema));
+        let mut files = try_with_capacity(self.files.len(), "files")?;
+        for (number, file) in self.files.iter().enumerate() {
+            let of = if file.is_empty { &self.files[self.decides] } else { file };
+            files.push(File {
+                path: file.path.clone(),
+                schema: file.schema.clone(),
+                plan: plans.of(&of.schema, &columns, &of.path)?,
+                folders: self.folders.constants(&columns, number)?.into(),
+                expansion: AtomicUsize::new(file.expansion.load(Ordering::Relaxed)),
+                ..*file
+            });
+        }
+        Ok(AvroSource {
+            facts: SourceFacts {
+                columns: columns.iter().map(|c| c.spec.clone()).collect(),
+                ..self.facts.clone()
+            },
+            columns,
+            files,
+            reader: self.reader.clone(),
+            blocks: self.blocks.clone(),
+            folders: self.folders.clone(),
+            decides: self.decides,
+        })
+    }
+
     /// Returns the blocks of all files.
     pub fn blocks(&self) -> &Chunks {
         &self.blocks
@@ -269,41 +315,12 @@ impl Source for AvroSource {
     }
 
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
-        let Some(first) = self.files.get(self.decides) else {
-            return Ok(None);
-        };
         if !self.facts.columns.iter().any(ColumnSpec::is_coo) {
             return Ok(None);
         }
         let features = self.columns.iter().map(|c| c.feature.in_layout(SparseLayout::Csr));
         let features: Vec<Feature> = features.collect();
-        let layout = self.reader.as_deref().unwrap_or(&first.schema);
-        let columns = laid_out(layout, &first.path, features.iter(), &self.folders)?;
-        let mut plans = Plans::new(self.reader.as_deref(), Some(&first.schema));
-        let mut files = try_with_capacity(self.files.len(), "files")?;
-        for (number, file) in self.files.iter().enumerate() {
-            let of = if file.is_empty { first } else { file };
-            files.push(File {
-                path: file.path.clone(),
-                schema: file.schema.clone(),
-                plan: plans.of(&of.schema, &columns, &of.path)?,
-                folders: self.folders.constants(&columns, number)?.into(),
-                expansion: AtomicUsize::new(file.expansion.load(Ordering::Relaxed)),
-                ..*file
-            });
-        }
-        Ok(Some(Arc::new(AvroSource {
-            facts: SourceFacts {
-                columns: columns.iter().map(|c| c.spec.clone()).collect(),
-                ..self.facts.clone()
-            },
-            columns,
-            files,
-            reader: self.reader.clone(),
-            blocks: self.blocks.clone(),
-            folders: self.folders.clone(),
-            decides: self.decides,
-        })))
+        Ok(Some(Arc::new(self.with_features(&features)?)))
     }
 
     fn units(&self) -> u64 {

@@ -27,7 +27,7 @@ impl UnitRange {
     }
 }
 
-/// Divides a source into at most `count` consecutive partitions of about the same cost, none of them empty. The cost of
+/// Divides a source into at most `count` consecutive partitions of about the same cost. Each one has rows. The cost of
 /// a unit is its size in bytes, or its number of rows if its size isn't known in advance. A unit that follows another
 /// one stays in the same partition.
 pub fn partitions(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
@@ -43,19 +43,25 @@ pub fn partitions(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
         )
     };
     let total: u128 = (0..source.units()).map(cost).sum();
-    let (mut found, mut start, mut sum) = (Vec::new(), 0, 0);
+    let (mut found, mut start, mut sum): (Vec<Range<u64>>, _, _) = (Vec::new(), 0, 0);
+    // The rows of the partition that begins at `start`, as far as they are counted.
+    let mut rows = 0;
     for unit in 0..source.units() {
         let middle = 2 * sum + cost(unit);
         // If the ideal boundary is in the middle of a unit, the unit belongs to the next partition.
         let end = u128::from(found.len() as u64 + 1) * total * 2;
-        if unit > start && middle * u128::from(count) >= end && !source.follows(unit) {
+        if rows > 0 && middle * u128::from(count) >= end && !source.follows(unit) {
             found.push(start..unit);
-            start = unit;
+            (start, rows) = (unit, 0);
         }
+        rows += u64::from(source.describe(unit).rows);
         sum += cost(unit);
     }
-    if start < source.units() {
-        found.push(start..source.units());
+    match found.last_mut() {
+        // Units without rows belong to the partition before them.
+        Some(last) if rows == 0 => last.end = source.units(),
+        _ if rows > 0 => found.push(start..source.units()),
+        _ => {}
     }
     found
 }

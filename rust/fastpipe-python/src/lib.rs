@@ -35,6 +35,7 @@ mod _fastpipe {
     #[pymodule_export]
     use super::arrays::{
         arrow_arrays::ArrowArray,
+        column_hashes::{hash_integers, hash_texts},
         numpy_buffers::Memory,
         row_buffer::RowBuffer,
         shared_arena::{BorrowedMemory, SharedArena},

@@ -4,6 +4,7 @@ pub(crate) mod arrow_arrays;
 pub(crate) mod arrow_import;
 pub(crate) mod arrow_schema;
 pub(crate) mod batch_arrays;
+pub(crate) mod column_hashes;
 pub(crate) mod numpy_buffers;
 pub(crate) mod row_buffer;
 pub(crate) mod shared_arena;

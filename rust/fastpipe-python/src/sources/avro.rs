@@ -133,6 +133,12 @@ impl AvroDataset {
         self.source.folders_read()
     }
 
+    /// Returns the same blocks as a dataset that reads only some of the columns, given by their indices.
+    fn with_columns(&self, py: Python<'_>, columns: Vec<usize>) -> PyResult<Data> {
+        let source = py.detach(|| self.source.with_columns(&columns)).py(py)?;
+        Ok(Data::new(Arc::new(source)))
+    }
+
     /// Returns the path, size in bytes and sync marker of each file.
     fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, [u8; 16])> {
         let files = self.files.iter();

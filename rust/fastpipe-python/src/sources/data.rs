@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, Source, UnitRange, partitions, try_collect};
+use fastpipe_batch::{Error, ErrorKind, Selected, Selection, Source, UnitRange, partitions, try_collect};
 use fastpipe_datasets::default_window;
 use fastpipe_engine::{Memory, PassSource, unplanned};
 use fastpipe_order::{Units, UnitsError};
 use fastpipe_wire::write_columns;
-use numpy::PyArray1;
+use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
@@ -27,6 +27,8 @@ pub(crate) struct Data {
     remote: Option<Py<PyAny>>,
     /// The number of units before large units were split, or `None` if none was.
     uncut: Option<u64>,
+    /// The rows of another dataset that this one consists of, or `None` if it is not a selection.
+    selection: Option<Arc<Selection>>,
     rows: OnceLock<Arc<Units>>,
     /// Shared by all passes. Only locked while holding the GIL, so that no other thread can hold it when a process
     /// forks.
@@ -43,6 +45,7 @@ impl Data {
             begin: None,
             remote: None,
             uncut: None,
+            selection: None,
             rows: OnceLock::new(),
             memory: Mutex::default(),
         }
@@ -110,8 +113,29 @@ impl Data {
         }
     }
 
+    /// Creates a dataset of a source that `derive` makes of the source of `whole`. If each pass over `whole` has its
+    /// own source, `derive` is also applied to these.
+    fn derived(
+        whole: &Bound<'_, Self>,
+        source: Arc<dyn Source>,
+        derive: impl Fn(Arc<dyn Source>) -> Result<Arc<dyn Source>, Error> + Send + Sync + 'static,
+    ) -> Self {
+        let mut data = Data::new(source);
+        if whole.get().begin.is_some() {
+            let whole = whole.clone().unbind();
+            data.begin = Some(Box::new(move |py| {
+                let begun = whole.get().begin(py, false)?;
+                Ok(PassSource {
+                    source: derive(begun.source).py(py)?,
+                    lease: begun.lease,
+                })
+            }));
+        }
+        data
+    }
+
     /// Returns the number of rows of each unit.
-    fn rows(&self) -> impl Iterator<Item = u32> {
+    fn rows(&self) -> impl Iterator<Item = u32> + Clone {
         (0..self.source.units()).map(|unit| self.source.describe(unit).rows)
     }
 }
@@ -188,19 +212,43 @@ impl Data {
         }
         let source: Arc<dyn Source> = Arc::new(UnitRange::new(whole.source.clone(), start..end));
         let (units, all) = (source.units(), whole.source.units().max(1));
-        let mut data = Data::new(source);
+        let mut data = Data::derived(slf, source, move |source| {
+            Ok(Arc::new(UnitRange::new(source, start..end)))
+        });
         data.uncut = whole.uncut.map(|uncut| (uncut * units).div_ceil(all));
-        if whole.begin.is_some() {
-            let whole = slf.clone().unbind();
-            data.begin = Some(Box::new(move |py| {
-                let begun = whole.get().begin(py, false)?;
-                Ok(PassSource {
-                    source: Arc::new(UnitRange::new(begun.source, start..end)),
-                    lease: begun.lease,
-                })
-            }));
-        }
         Py::new(py, data)
+    }
+
+    /// Returns the selected rows as a dataset. `bits` has a bit for each row, the first in the lowest bit of the first
+    /// byte.
+    fn select(slf: &Bound<'_, Self>, bits: PyReadonlyArray1<'_, u8>) -> PyResult<Py<Data>> {
+        let (py, whole) = (slf.py(), slf.get());
+        if whole.remote.is_some() {
+            let reason = "servers do not support selections of rows: serve a reader of the selection instead";
+            return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
+        }
+        let bits = bits.as_slice()?;
+        let selection = Arc::new(py.detach(|| Selection::new(bits, whole.rows())).py(py)?);
+        let source = Selected::new(whole.source.clone(), selection.clone()).py(py)?;
+        let selected = selection.clone();
+        let mut data = Data::derived(slf, Arc::new(source), move |source| {
+            Ok(Arc::new(Selected::new(source, selected.clone())?))
+        });
+        data.uncut = whole.uncut;
+        data.selection = Some(selection);
+        Py::new(py, data)
+    }
+
+    /// Returns the record of the whole dataset's unit that a record of a selection is.
+    fn selected_record(&self, py: Python<'_>, unit: u64, record: u32) -> PyResult<u32> {
+        let Some(selection) = &self.selection else {
+            return Ok(record);
+        };
+        let found = selection.record(unit, record).ok_or_else(|| {
+            let reason = format!("record {record} of unit {unit} is not selected");
+            Error::new(ErrorKind::Internal, reason)
+        });
+        found.py(py)
     }
 
     /// Returns the number of rows of each unit.

@@ -1,0 +1,79 @@
+"""Filters: the rows of a reader that pass a condition, as a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe._arguments import shown
+from fastpipe._expressions import Expr, most_values
+from fastpipe._reader.conditions import Condition
+from fastpipe._reader.ordering import Ordering
+from fastpipe._reader.selection import Selected, check, select
+from fastpipe.errors import memory_errors
+
+if TYPE_CHECKING:
+    from fastpipe._reader.reader import Reader
+
+# Rows of a record batch, and at most so many for a long list of values, whose hash table is built once per batch.
+_ROWS, _MOST_ROWS = 1 << 16, 1 << 20
+
+
+def filter_rows(reader: Reader, condition: Expr) -> Reader:
+    """Returns a reader of the rows that pass a condition. See `Reader.filter`."""
+    if not isinstance(condition, Expr):
+        raise TypeError(f'filter() takes a condition, such as fastpipe.col("age") >= 18; got {shown(condition)}')
+    check(reader, "filter")
+    checked = Condition(condition, reader.features)
+    rows = min(max(_ROWS, most_values(condition)), _MOST_ROWS)
+    if reader._running.memory_limit is not None:
+        # The reader's own batches have these rows and all columns.
+        rows = min(rows, reader.batch_size)
+    ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
+    running = replace(reader._running, prefetch=None)
+    data = reader._data.narrowed(checked.names)
+    with reader._like(data, ordering=ordering, running=running, epochs=1) as columns, memory_errors("filter rows"):
+        bits = packed(map(checked.passes, columns.to_arrow_reader()), data.handle.num_rows)
+    if isinstance(reader._data, Selected):
+        return select(
+            reader, np.unpackbits(bits, count=data.handle.num_rows, bitorder="little").view(np.bool_), condition
+        )
+    # A bool per row would take eight times the memory.
+    return reader._like(Selected(reader._data, bits, condition))
+
+
+def packed(masks: Iterable[npt.NDArray[np.bool_]], rows: int) -> npt.NDArray[np.uint8]:
+    """Packs masks into bits, the first one in the lowest bit of the first byte.
+
+    Args:
+        masks: Consecutive parts of a mask, each bool `[n]`.
+        rows: Number of rows in all of them.
+
+    Returns:
+        The bits, uint8 `[ceil(rows / 8)]`. Bits after the last row are 0.
+
+    Raises:
+        RuntimeError: If the masks have another number of rows.
+    """
+    bits: npt.NDArray[np.uint8] = np.zeros(-(-rows // 8), np.uint8)
+    at, rest = 0, np.empty(0, np.bool_)
+    for mask in masks:
+        # Only whole bytes are stored, because the number of rows of a part need not be a multiple of 8.
+        joined: npt.NDArray[Any] = np.concatenate([rest, mask]) if len(rest) else mask
+        whole = len(joined) // 8
+        rest = joined[8 * whole :]
+        _check(at + whole <= len(bits))
+        bits[at : at + whole] = np.packbits(joined[: 8 * whole], bitorder="little")
+        at += whole
+    _check(8 * at + len(rest) == rows)
+    bits[at:] = np.packbits(rest, bitorder="little")
+    return bits
+
+
+def _check(fits: bool) -> None:
+    if not fits:
+        raise RuntimeError("internal error: a pass has another number of rows than its dataset; please report this")
