@@ -1,8 +1,8 @@
-"""The reader, which yields the batches of a dataset pass after pass, and the position of its passes."""
+"""The reader, which yields the batches of a dataset pass after pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,8 +19,10 @@ from fastpipe._reader import sampling as _sampling
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
+from fastpipe._reader.mapped import Mapped, map_passes
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
+from fastpipe._reader.pass_cursor import PassCursor
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.passes import Passes, warn_of_ranks
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
@@ -38,102 +40,6 @@ if TYPE_CHECKING:
     from fastpipe.service._server import Server
     from fastpipe.statistics._description import Description
     from fastpipe.statistics._shuffle_report import ShuffleReport
-
-
-class PassCursor:
-    """The position of a reader's passes.
-
-    Args:
-        epoch: Epoch with which the next pass begins.
-        loaded: Loaded state to resume from, if any: the epoch with which its pass began, and its progress.
-
-    Attributes:
-        loaded: Loaded state, until a pass starts.
-        position: Position of the last pass. None before the first pass, and after the start of the next pass was set.
-        begun: The start of the last pass: its epoch, and the progress of the state from which it resumed, if any.
-    """
-
-    def __init__(self, epoch: int = 0, loaded: tuple[int, _state.State] | None = None) -> None:
-        self.loaded = loaded
-        self.position: Position | None = None
-        # The epoch with which the last pass began, or the next one will.
-        self._first = epoch
-        self.begun: tuple[int, _state.State | None] = 0, None
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the last batch that was yielded. Before a pass or after its end, the epoch of the next pass."""
-        return self._first if self.position is None else self.position.epoch
-
-    @property
-    def pass_epoch(self) -> int:
-        """The epoch with which the active or last pass began, or in which the pass of a loaded state began."""
-        return self._first if self.loaded is None else self.loaded[0]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass start at the beginning of this epoch."""
-        self._first, self.position, self.loaded = epoch, None, None
-
-    def load(self, pass_epoch: int, progress: _state.State) -> None:
-        """Makes the next pass resume, at this progress, a pass that began with epoch `pass_epoch`."""
-        self.set_epoch(int(progress["epoch"]))
-        self.loaded = pass_epoch, progress
-
-    def go_back(self, progress: _state.State) -> None:
-        """Makes the next pass repeat the last one from this progress."""
-        self.loaded = self._first, progress
-
-    def next_start(self) -> tuple[int, _state.State | None]:
-        """Returns the epoch with which the next pass begins, and the progress at which a loaded state resumes it.
-
-        A pass that has yielded a batch counts as an epoch, even if the consumer left it or an error ended it. The next
-        pass then begins with the epoch after the one that was being read. A pass without a batch starts again at the
-        same place: `tqdm.auto.tqdm(reader)` calls `iter` twice, and the second call must not discard a loaded state.
-        """
-        if self.loaded is not None:
-            return self.loaded
-        position = self.position
-        if position is None:
-            return self._first, None
-        if position.ended:
-            return position.epoch, None
-        return self.begun if position.delivered == 0 else (position.epoch + 1, None)
-
-    def following(self) -> tuple[int, tuple[int, _state.State] | None]:
-        """Returns the arguments of a new cursor that continues with the next pass of this one."""
-        epoch, progress = self.next_start()
-        return (epoch, None) if progress is None else (int(progress["epoch"]), (epoch, progress))
-
-    def start(self, epoch: int, progress: _state.State | None, position: Position) -> None:
-        """Records that a pass has begun, with the values that `next_start` returned."""
-        self.loaded = None
-        self._first, self.position = epoch, position
-        self.begun = epoch, progress
-
-    def here(self, world_size: int, *, ended_stays: bool) -> tuple[int, _state.State]:
-        """Returns the epoch with which the pass began, and its progress.
-
-        Args:
-            world_size: Number of ranks.
-            ended_stays: Whether the state of a pass that the consumer saw end stays at that end. Otherwise it is at the
-                start of the next pass.
-        """
-        if self.loaded is not None:
-            return self.loaded
-        if self.position is None:
-            return self._first, _state.fresh(self._first, world_size)
-        progress = self.position.progress()
-        return self.at(progress, ended=self.position.ended and not ended_stays)
-
-    def at(self, progress: _state.State, *, ended: bool) -> tuple[int, _state.State]:
-        """Returns the epoch with which the last pass began, and an earlier progress of it.
-
-        Args:
-            progress: Progress of the position after a batch.
-            ended: Whether the consumer has seen the end of the pass.
-        """
-        # After the end a new pass begins. Until the consumer has seen the end, the state still belongs to the old pass.
-        return int(progress["epoch"]) if ended else self._first, progress
 
 
 class Reader:
@@ -495,6 +401,70 @@ class Reader:
             epoch=self._cursor.next_start()[0] if epoch is None else epoch,
             drop_last=drop_last,
         )
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        num_threads: int = 0,
+        prefetch: int = 2,
+        seed: int | None = None,
+        features: Features | None = None,
+    ) -> Mapped:
+        """Returns an iterable of the batches after `function` changed them. It has states and works with adapters.
+
+        The map keeps the promises of this reader: the result for a batch depends only on the batch and the function, so
+        `state_dict` resumes exactly, at any number of threads. Batches are yielded in the order of the reader. Its
+        passes are passes of this reader, which has one active pass: iterate either over the map or over the reader.
+        Several maps of a map are one after another.
+
+        The function gets a batch, a dict whose arrays belong to it: it may change them, keep them, or return them. With
+        `on_uneven="pad"`, the batch has the column `valid`. The function may return a dict with other features and
+        another number of rows, or any other object. `len`, steps and states count batches, whatever they contain. To
+        get batches of equal size from rows that the function selects, use `Rebatcher(mapped, batch_size)`, which also
+        has states.
+
+        With threads, calls overlap while they release the GIL, as NumPy's functions do for large arrays. The function
+        must then be safe to call from several threads. It must be a pure function of its arguments, apart from caches.
+
+        With `seed`, the function gets a second argument, a `numpy.random.Generator` (Philox). Its numbers depend only
+        on the seed, the epoch, the rank, and the step of the rank, so not on threads or restarts. Other numbers of
+        ranks, or of workers of a torch `DataLoader`, give other numbers.
+
+        Args:
+            function: Function `function(batch)`, or with a seed `function(batch, rng)`, which returns the object to
+                yield.
+            num_threads: Number of threads that call the function, 0 to 1024. Defaults to 0: `next` calls it in the
+                consumer's thread.
+            prefetch: Number of results, in addition to one for each thread, that are being made or waiting for the
+                consumer, 0 to 1024. Without threads, results aren't made in advance. Defaults to 2.
+            seed: Seed of the random numbers, 0 to 2^64 - 1. Defaults to None: the function gets no generator.
+            features: Spec of each feature that the function returns, by name. Arrow, XGBoost, and JAX with a sharding
+                or `pad_ragged` need them. They aren't checked against the results. Defaults to None: unknown.
+
+        Returns:
+            The map, a `fastpipe.typing.Mapped`.
+
+        Raises:
+            TypeError: If an argument has the wrong type.
+            ValueError: If a number is out of range.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
+            >>> def augment(batch, rng):
+            ...     batch["noise"] = rng.normal(size=len(batch["label"])).astype("float32")
+            ...     return batch
+            >>> batches = reader.map(augment, num_threads=2, seed=3)
+            >>> first = next(iter(batches))
+            >>> state = batches.state_dict()
+            >>> batches.load_state_dict(state)
+            >>> rest = list(batches)
+            >>> second = batches.batch_at(1, epoch=0)
+            >>> len(batches), len(rest), bool((rest[0]["noise"] == second["noise"]).all())
+            (6, 5, True)
+        """
+        return map_passes(self._passes, self, function, num_threads, prefetch, seed, features)
 
     def describe(
         self,
