@@ -94,8 +94,8 @@ class Doubled(Passes):
         started = self._of.start(memory)
         return started._replace(batches=map(self._made, started.batches))
 
-    def batch_at(self, step: int) -> dict[str, Any]:
-        return self._made(self._of.batch_at(step))
+    def batch_at(self, step: int, epoch: int | None = None) -> dict[str, Any]:
+        return self._made(self._of.batch_at(step, epoch))
 
     def close(self) -> None:
         self._of.close()
@@ -214,6 +214,7 @@ PUBLIC = [
     "lease",
     "load_state_dict",
     "locate",
+    "map",
     "num_rows",
     "partition",
     "rank",

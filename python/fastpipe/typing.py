@@ -10,6 +10,7 @@ from fastpipe._files._in_memory_files import ReadableFile
 from fastpipe._formats import InferOptions
 from fastpipe._locations import Location, RowLocation
 from fastpipe._reader.growth import Growth
+from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.options import Options
 from fastpipe._reader.partitions import Partition
 from fastpipe.batch import Batch
@@ -26,6 +27,7 @@ __all__ = [
     "Growth",
     "InferOptions",
     "Location",
+    "Mapped",
     "Measure",
     "Options",
     "Partition",

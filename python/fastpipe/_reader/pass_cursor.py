@@ -1,4 +1,4 @@
-"""The position of a reader's passes."""
+"""The position of a reader's passes: where the last pass is, and where the next one starts."""
 
 from __future__ import annotations
 

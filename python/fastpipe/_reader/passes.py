@@ -45,7 +45,10 @@ class Position(Protocol):
         """Whether `next` has reported the end of the pass."""
 
     def progress(self) -> State:
-        """Returns what is left of the epoch, in the form that `Passes.state_at` accepts."""
+        """Returns what is left of the epoch, in the form that `Passes.state_at` accepts.
+
+        Its entries `epoch` and `step` are those of the next batch.
+        """
 
     def close(self) -> None:
         """Ends the pass if it is still running, and waits for its threads."""
@@ -83,7 +86,16 @@ class Passes(ABC):
     @property
     @abstractmethod
     def features(self) -> Features:
-        """The spec of each feature."""
+        """The spec of each feature.
+
+        Raises:
+            UnsupportedError: If they are unknown, as for a map without `features=`.
+        """
+
+    @property
+    def known_features(self) -> Features | None:
+        """The spec of each feature, or None if they are unknown."""
+        return self.features
 
     @property
     @abstractmethod
@@ -236,6 +248,10 @@ class Passes(ABC):
         """Returns the state of the active or last pass."""
         return self.state(ended_stays=False)
 
+    def start_state(self) -> Callable[[], State] | None:
+        """Returns a function that returns the state at the beginning of the last pass, or None if it is unknown."""
+        return None
+
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next pass resume from a state. The active pass is closed.
@@ -256,8 +272,8 @@ class Passes(ABC):
         """
 
     @abstractmethod
-    def batch_at(self, step: int) -> dict[str, Any]:
-        """Returns a batch of the current epoch.
+    def batch_at(self, step: int, epoch: int | None = None) -> Any:
+        """Returns a batch of an epoch, by default of the current one.
 
         Raises:
             IndexError: If the epoch has no such batch.
@@ -354,6 +370,11 @@ class Passes(ABC):
     def shared_memory(self, slabs: SharedSlabs, held: int) -> PassMemory | None:
         """Returns memory for batches that other processes map. None if the memory of these batches can't be chosen."""
         return None
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether a consumer can draw batches without Python."""
+        return False
 
     def start_in_engine(self) -> Pass:
         """Starts a pass for a consumer that draws batches without Python.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +21,7 @@ from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
 from fastpipe._reader.filtering import filter_rows
+from fastpipe._reader.mapped import Mapped, map_passes
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_cursor import PassCursor
@@ -558,6 +559,70 @@ class Reader:
             epoch=self._cursor.next_start()[0] if epoch is None else epoch,
             drop_last=drop_last,
         )
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        num_threads: int = 0,
+        prefetch: int = 2,
+        seed: int | None = None,
+        features: Features | None = None,
+    ) -> Mapped:
+        """Returns an iterable of the batches after `function` changed them. It has states and works with adapters.
+
+        The map keeps the promises of this reader: the result for a batch depends only on the batch and the function, so
+        `state_dict` resumes exactly, at any number of threads. Batches are yielded in the order of the reader. Its
+        passes are passes of this reader, which has one active pass: iterate either over the map or over the reader.
+        Several maps of a map are one after another.
+
+        The function gets a batch, a dict whose arrays belong to it: it may change them, keep them, or return them. With
+        `on_uneven="pad"`, the batch has the column `valid`. The function may return a dict with other features and
+        another number of rows, or any other object. `len`, steps and states count batches, whatever they contain. To
+        get batches of equal size from rows that the function selects, use `Rebatcher(mapped, batch_size)`, which also
+        has states.
+
+        With threads, calls overlap while they release the GIL, as NumPy's functions do for large arrays. The function
+        must then be safe to call from several threads. It must be a pure function of its arguments, apart from caches.
+
+        With `seed`, the function gets a second argument, a `numpy.random.Generator` (Philox). Its numbers depend only
+        on the seed, the epoch, the rank, and the step of the rank, so not on threads or restarts. Other numbers of
+        ranks, or of workers of a torch `DataLoader`, give other numbers.
+
+        Args:
+            function: Function `function(batch)`, or with a seed `function(batch, rng)`, which returns the object to
+                yield.
+            num_threads: Number of threads that call the function, 0 to 1024. Defaults to 0: `next` calls it in the
+                consumer's thread.
+            prefetch: Number of results, in addition to one for each thread, that are being made or waiting for the
+                consumer, 0 to 1024. Without threads, results aren't made in advance. Defaults to 2.
+            seed: Seed of the random numbers, 0 to 2^64 - 1. Defaults to None: the function gets no generator.
+            features: Spec of each feature that the function returns, by name. Arrow, XGBoost, and JAX with a sharding
+                or `pad_ragged` need them. They aren't checked against the results. Defaults to None: unknown.
+
+        Returns:
+            The map, a `fastpipe.typing.Mapped`.
+
+        Raises:
+            TypeError: If an argument has the wrong type.
+            ValueError: If a number is out of range.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
+            >>> def augment(batch, rng):
+            ...     batch["noise"] = rng.normal(size=len(batch["label"])).astype("float32")
+            ...     return batch
+            >>> batches = reader.map(augment, num_threads=2, seed=3)
+            >>> first = next(iter(batches))
+            >>> state = batches.state_dict()
+            >>> batches.load_state_dict(state)
+            >>> rest = list(batches)
+            >>> second = batches.batch_at(1, epoch=0)
+            >>> len(batches), len(rest), bool((rest[0]["noise"] == second["noise"]).all())
+            (6, 5, True)
+        """
+        return map_passes(self._passes, self, function, num_threads, prefetch, seed, features)
 
     def describe(
         self,

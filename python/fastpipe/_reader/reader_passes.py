@@ -163,7 +163,6 @@ class ReaderPasses(Passes):
         return self._reader._stored(*self._reader._cursor.at(progress, ended=ended))
 
     def start_state(self) -> Callable[[], State]:
-        """Returns a function that returns the state at the beginning of the last pass that was started."""
         reader = self._reader
         ordering, window, (epoch, progress) = reader._ordering, reader._order.shuffle_buffer, reader._cursor.begun
         progress = fresh(epoch, self.world_size) if progress is None else progress
@@ -176,8 +175,8 @@ class ReaderPasses(Passes):
         started = self._reader._start(memory)
         return Started(self._reader._shown(started), started.position, started.close)
 
-    def batch_at(self, step: int) -> dict[str, Any]:
-        return self._reader.batch_at(step)
+    def batch_at(self, step: int, epoch: int | None = None) -> dict[str, Any]:
+        return self._reader.batch_at(step, epoch)
 
     def close(self) -> None:
         self._reader.close()
@@ -224,6 +223,10 @@ class ReaderPasses(Passes):
     def rows_of(self, epoch: int, step: int) -> int:
         units, _ = self._reader._order.rows(epoch, step)
         return len(units)
+
+    @property
+    def in_engine(self) -> bool:
+        return True
 
     def start_in_engine(self) -> Pass:
         self._reader._close(

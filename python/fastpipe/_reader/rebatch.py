@@ -9,7 +9,7 @@ from typing import Any, Self
 from fastpipe._arguments import flag, within
 from fastpipe._fastpipe import RowBuffer
 from fastpipe._reader.ordering import LARGEST_BATCH, seed_of
-from fastpipe._reader.reader_passes import ReaderPasses
+from fastpipe._reader.passes import Passes
 from fastpipe._reader.state import State, checksum, differences
 from fastpipe.batch._flatten import ColumnLayout
 from fastpipe.errors import StateError
@@ -104,8 +104,8 @@ class Rebatcher(Iterator[dict[str, Any]]):
         self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
         passes = getattr(batches, "_passes", None)
         # The reader that the batches come from, if any, and the state at the beginning of its pass.
-        self._reader = passes if isinstance(passes, ReaderPasses) else None
-        self._reader_state = None if self._reader is None else self._reader.start_state()
+        self._reader_state = passes.start_state() if isinstance(passes, Passes) else None
+        self._reader = passes if self._reader_state is not None else None
         self._yielded = 0
         self._to_drop = 0
         self._rows: _Rows | None = None

@@ -71,6 +71,7 @@ from fastpipe.jax._forms import (
     share_of,
 )
 from fastpipe.jax._put import Put, Sharded, put
+from fastpipe.specs import Features
 
 __all__ = ["DatasetIterator", "IteratorState", "Masked", "Ragged", "Strings", "iterator"]
 
@@ -130,8 +131,11 @@ def iterator(
         (1024,)
     """
     passes = checked_passes(reader, sharding)
-    padded = paddings(pad_ragged, passes.features)
-    for name, spec in passes.features.items():
+    # Without a sharding and padding, features of a map may be unknown.
+    known = passes.known_features is not None or sharding is not None or bool(pad_ragged)
+    features = passes.features if known else Features()
+    padded = paddings(pad_ragged, features)
+    for name, spec in features.items():
         check_feature(name, spec)
     shares, index, scale = jax.process_count(), jax.process_index(), 1
     if sharding is not None:
@@ -139,7 +143,7 @@ def iterator(
         if not sharding.is_fully_addressable:
             shares, index = share_of(sharding)
             scale = shares
-        for name, spec in passes.features.items():
+        for name, spec in features.items():
             check_dense(name, spec)
             check_divisible(name, (passes.batch_size * scale, *spec.shape), sharding)
     several = World(index, shares, "jax.process_index()") if jax.process_count() > 1 else None

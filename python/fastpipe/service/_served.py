@@ -105,7 +105,7 @@ class Served:
                 passes_of(reader)
             raise UnsupportedError(
                 f"{reader!r} can't be served: only a reader of a dataset can. Serve the reader that it wraps, and"
-                " change the batches in the client: fastpipe.connect(...).rebatch(...)"
+                " change the batches in the client: fastpipe.connect(...).map(...) or .rebatch(...)"
             )
         parts = passes.parts
         if parts.ordering.rows is not None:

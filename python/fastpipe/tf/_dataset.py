@@ -10,6 +10,7 @@ from fastpipe._fastpipe import Pass
 from fastpipe._interop.distributed import World
 from fastpipe._reader.passes import Passes, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
+from fastpipe.errors import UnsupportedError
 from fastpipe.tf._forms import Array, columns_of
 from fastpipe.tf._passes import Layout, Source, Told, from_passes, keep, unconverted
 
@@ -55,6 +56,7 @@ def dataset(
 
     Raises:
         TypeError: If `reader` isn't a reader.
+        UnsupportedError: If `reader` is a map of a reader. Map the dataset instead.
         ValueError: If a sparse feature has `layout="csr"`, the reader has `progress=True`, or it can't be divided. A
             shuffled reader needs a seed to be divided, since each input pipeline creates its own reader.
         FastpipeError: If a feature has `on_null="mask"` and the reader's next batch, which determines the masks, can't
@@ -74,6 +76,11 @@ def dataset(
         TensorShape([1024])
     """
     passes = shard_of_this_rank(passes_of(reader), distributed=distributed, framework=_world(input_context))
+    if not passes.in_engine:
+        raise UnsupportedError(
+            f"TensorFlow draws batches without Python, but Python makes the batches of {passes!r}: map the dataset"
+            " instead, fastpipe.tf.dataset(reader).map(function)"
+        )
     if passes.shows_progress:
         raise ValueError("progress=True is not supported, since TensorFlow draws the batches; Keras has its own bar")
     layout = _layout(passes)
@@ -123,6 +130,6 @@ def _layout(passes: Passes) -> Layout:
 
 def _first(passes: Passes) -> dict[str, Any]:
     try:
-        return passes.batch_at(0)
+        return dict(passes.batch_at(0))
     except IndexError:  # An epoch without batches has no masks.
         return {}

@@ -422,7 +422,7 @@ def _checked(select: Any, passes: Passes) -> Any:
     if select is None:
         return None
     for name in _names(select):
-        if name not in passes.features and name != "valid":
+        if passes.known_features is not None and name not in passes.features and name != "valid":
             close = difflib.get_close_matches(name, passes.features, 1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise ValueError(f"select names {name!r}{hint}, which isn't one of {', '.join(passes.features)}")
