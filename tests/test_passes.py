@@ -210,6 +210,7 @@ PUBLIC = [
     "explain",
     "features",
     "files",
+    "filter",
     "folds",
     "lease",
     "load_state_dict",
