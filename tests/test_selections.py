@@ -251,6 +251,18 @@ def test_units_without_selected_rows_are_not_read(tmp_path: Path) -> None:
         list(select(damaged, mask))
 
 
+def test_a_memory_limit_is_checked_with_units_that_have_rows(tmp_path: Path) -> None:
+    # Compressed, a block takes a thousandth of its memory.
+    data = samples.write(tmp_path, [[20] * 200], codec="deflate", rest=100_000)
+    mask = np.zeros(4000, bool)
+    mask[3000:3100] = True
+    options: dict[str, Any] = {"columns": ["id"], "batch_size": 5, "shuffle": True, "seed": 1, "num_threads": 1}
+    limited = select(data.read(**options, memory_limit="4MB"), mask)
+    with pytest.raises(fastpipe.errors.LimitError, match="memory_limit is 4.0 MB, and this takes at least"):
+        next(iter(limited))
+    assert sorted(samples.ids_of(select(data.read(**options, memory_limit="64MB"), mask))) == list(range(3000, 3100))
+
+
 def test_errors_name_the_row_of_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     lines = [f"{i}\n" for i in range(100)]

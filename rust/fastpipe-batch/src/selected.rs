@@ -98,6 +98,11 @@ impl Source for Selected {
 
     fn open(&self, unit: u64, pass: Pass, fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>> {
         let records = self.selection.records(unit)?;
+        let rows = self.selection.rows(unit);
+        if rows == 0 {
+            let reason = "a unit without selected rows was opened";
+            return Err(Error::new(ErrorKind::Internal, reason));
+        }
         let list_bytes = self.selection.list_bytes(unit);
         let pass = Pass {
             most_bytes: pass.most_bytes.map(|most| most.saturating_sub(list_bytes)),
@@ -113,7 +118,7 @@ impl Source for Selected {
             whole.recycle(pool);
             return Err(Error::new(ErrorKind::Internal, reason));
         }
-        Ok(Box::new(SelectedUnit { whole, records }))
+        Ok(Box::new(SelectedUnit { whole, rows, records }))
     }
 
     fn pick(&self, units: &[&dyn Unit], rows: &[Row], slots: Range<usize>, out: &mut Sink<'_>) -> Result<(), Unpicked> {
@@ -180,6 +185,8 @@ fn missing(record: u32) -> Error {
 /// An open unit whose records are the selected records of a whole unit.
 struct SelectedUnit {
     whole: Box<dyn Unit>,
+    /// Number of selected records.
+    rows: u32,
     /// The selected records, ascending. `None` if all are selected.
     records: Option<Vec<u32>>,
 }
@@ -212,9 +219,7 @@ impl SelectedUnit {
 
 impl Unit for SelectedUnit {
     fn rows(&self) -> u32 {
-        self.records
-            .as_ref()
-            .map_or(self.whole.rows(), |records| records.len() as u32)
+        self.rows
     }
 
     fn held_bytes(&self) -> usize {

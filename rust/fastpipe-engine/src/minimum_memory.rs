@@ -97,7 +97,8 @@ fn probe_units(context: &Arc<PassContext>, limit: u64) -> Result<()> {
         return Ok(());
     }
     let mut looked_at = vec![0; context.config.source().facts().classes.len().max(1)];
-    for unit in spread(context.config.source().units()) {
+    let units = 0..context.config.source().units();
+    for unit in spread(units.filter(|&unit| context.config.describe(unit).rows > 0)) {
         let class = context.config.describe(unit).class;
         let Some(count) = looked_at.get_mut(class as usize) else {
             continue;
@@ -171,11 +172,16 @@ impl UnitStatistics {
     }
 }
 
-/// Returns up to 512 unit indices that are spread evenly over `0..units`. They include units of every class that isn't
-/// rare.
-fn spread(units: u64) -> impl Iterator<Item = u64> {
-    let count = units.min(512);
-    (0..count).map(move |i| (u128::from(i) * u128::from(units) / u128::from(count)) as u64)
+/// Returns up to 512 of the units with rows, spread evenly. They include units of every class that isn't rare.
+fn spread(units: impl Iterator<Item = u64> + Clone) -> impl Iterator<Item = u64> {
+    let all = units.clone().count() as u64;
+    let count = all.min(512);
+    let mut next = 0;
+    units.zip(0u64..).filter_map(move |(unit, index)| {
+        let is_next = next < count && u128::from(index) == u128::from(next) * u128::from(all) / u128::from(count);
+        next += u64::from(is_next);
+        is_next.then_some(unit)
+    })
 }
 
 /// Learns how much memory an open unit takes. The unit may take up to the limit, or [`LOOK_BYTES`] if that is more, in
@@ -229,6 +235,15 @@ fn refused(error: &Error, limit: u64) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn probed_units_are_spread_over_the_units_with_rows() {
+        assert!(spread(0..512).eq(0..512));
+        let some: Vec<u64> = spread((0..10_000).filter(|unit| unit % 10 == 7)).collect();
+        assert_eq!((some.len(), some[0], some[1], some[511]), (512, 7, 17, 9987));
+        assert!(some.iter().all(|unit| unit % 10 == 7));
+        assert_eq!(spread(0..0).count(), 0);
+    }
 
     #[test]
     fn equal_units_need_the_memory_of_their_rows() {

@@ -179,6 +179,8 @@ proptest! {
             prop_assert_eq!(info.rows as usize, records.len());
             if records.is_empty() {
                 prop_assert_eq!(info.held, Some(0));
+                let opened = source.open(unit, Pass::default(), Fetched::Nothing, &BufferPool::default());
+                prop_assert_eq!(opened.err().map(|error| error.kind()), Some(ErrorKind::Internal));
                 continue;
             }
             let mut open = open(&source, unit);
