@@ -480,11 +480,11 @@ class Reader:
         """Selects the rows that pass a condition. Works with any source.
 
         The condition is evaluated once, here: a sequential pass reads the features that it names, with this reader's
-        threads, `memory_limit` and `progress`, and stores a bit per row. Files,
-        SQL, tables, and custom sources with `select` read or decode only these features; other sources read all of
-        them. The result is a smaller dataset with this reader's order, ranks, threads, limits and epochs. It has
-        states, and it can be shuffled, sampled, split, served and filtered again. Its batches are full. Units (blocks,
-        row groups, CSV chunks) in which no row passes aren't read again.
+        threads, `memory_limit` and `progress`, and stores a bit per row. Files, SQL, tables, and custom sources with
+        `select` read or decode only these features; other sources read all of them. The result is a smaller dataset
+        with this reader's order, ranks, threads, limits and epochs. It has states, and it can be shuffled, sampled,
+        split, served and filtered again. Its batches are full. Units (blocks, row groups, CSV chunks) in which no row
+        passes aren't read again.
 
         A row passes if the condition is true for it, not if it is null. Values that a source draws anew in each epoch,
         such as negatives, are those of epoch 0.
