@@ -210,6 +210,7 @@ PUBLIC = [
     "explain",
     "features",
     "files",
+    "head",
     "lease",
     "load_state_dict",
     "locate",
