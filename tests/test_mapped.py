@@ -198,6 +198,18 @@ def test_stop_iteration_does_not_end_a_pass(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
+def test_an_error_of_another_pass_is_an_error_of_the_function(threads: int) -> None:
+    other = reader_of()
+    closed = iter(other)
+    other.close()
+    batches = iter(reader_of().map(lambda batch: next(closed), num_threads=threads))
+    for _ in range(2):
+        with pytest.raises(fastpipe.errors.PassClosedError, match="close") as caught:
+            next(batches)
+        assert "step 0" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
 def test_errors_of_the_reader_are_raised_in_their_place(threads: int, tmp_path: Any) -> None:
     path = tmp_path / "numbers.csv"
     path.write_text("x\n" + "\n".join(str(i) if i != 23 else "oops" for i in range(ROWS)) + "\n")

@@ -212,6 +212,7 @@ PUBLIC = [
     "files",
     "filter",
     "folds",
+    "head",
     "lease",
     "load_state_dict",
     "locate",

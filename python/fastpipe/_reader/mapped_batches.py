@@ -303,9 +303,6 @@ class MappedBatches(Iterator[Any]):
                 return self._next() if self._threads is None else self._next_of(self._threads)
             except StopIteration:
                 raise
-            except PassClosedError:
-                self._stop()
-                raise
             except Exception as error:
                 self._error = error
                 self._stop()

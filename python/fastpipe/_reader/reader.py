@@ -21,6 +21,7 @@ from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
 from fastpipe._reader.filtering import filter_rows
+from fastpipe._reader.first_rows import head
 from fastpipe._reader.mapped import Mapped, map_passes
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
@@ -233,6 +234,34 @@ class Reader:
             878
         """
         return arrow_streams(self).record_batches()
+
+    def head(self, n: int = 5) -> pa.Table:
+        """Returns the first rows of the current epoch as a `pyarrow.Table`, to look at (extra `arrow`).
+
+        The rows are in the order of this reader, and of its rank if it has one. The active pass and the epoch don't
+        change. Only the batches with these rows are read, so a small `n` is fast, apart from the first window of a
+        shuffled reader.
+
+        Args:
+            n: Maximum number of rows, 0 to 2^31 - 1. Defaults to 5.
+
+        Returns:
+            A table with the schema of `to_arrow_reader`. It has fewer rows if the epoch has.
+
+        Raises:
+            ImportError: If pyarrow isn't installed.
+            TypeError: If `n` isn't an integer.
+            ValueError: If `n` is out of range, or Arrow doesn't support the name or size of a feature.
+            FastpipeError: If the rows can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label", "age"], batch_size=1024)
+            >>> table = reader.head(3)
+            >>> table.num_rows, table.column_names, reader.epoch
+            (3, ['label', 'age'], 0)
+        """
+        return head(self, n)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         if requested_schema is None:
