@@ -258,7 +258,7 @@ def test_a_memory_limit_is_checked_with_units_that_have_rows(tmp_path: Path) -> 
     mask[3000:3100] = True
     options: dict[str, Any] = {"columns": ["id"], "batch_size": 5, "shuffle": True, "seed": 1, "num_threads": 1}
     limited = select(data.read(**options, memory_limit="4MB"), mask)
-    with pytest.raises(fastpipe.errors.LimitError, match="memory_limit is 4.0 MB, and this takes at least"):
+    with pytest.raises(fastpipe.errors.LimitError, match=r"memory_limit is 4\.0 MB, and this takes at least"):
         next(iter(limited))
     assert sorted(samples.ids_of(select(data.read(**options, memory_limit="64MB"), mask))) == list(range(3000, 3100))
 
