@@ -407,17 +407,25 @@ def test_ctrl_c_loses_no_batch() -> None:
 def test_ctrl_c_during_the_wait_for_a_thread() -> None:
     go = threading.Event()
 
-    def waits(batch: dict[str, Any]) -> dict[str, Any]:
+    def interrupt(*_: object) -> None:
         if not go.is_set():
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # The main thread is in `next`.
-            assert go.wait(WAIT)
+            go.set()
+            raise KeyboardInterrupt
+
+    def waits(batch: dict[str, Any]) -> dict[str, Any]:
+        # The main thread is in `next`. A signal just before it waits for a lock doesn't wake it up, so more follow.
+        while not go.wait(0.02):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return with_y(batch)
 
     batches = iter(reader_of().map(waits, num_threads=1))
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    go.set()
-    assert values(batches) == expected(reader_of())
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        assert values(batches) == expected(reader_of())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _epoch(reader: fastpipe.Reader, epoch: int) -> fastpipe.Reader:
