@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._reader.condition_values import INT64, NUMBERS, Run, TypedValue, refused, rounded
+from fastpipe._reader.condition_values import INT64, NUMBERS, Columns, Run, TypedValue, refused, rounded
 from fastpipe.errors import ValueRangeError
 
 _ADDING = {"+": "add", "-": "subtract", "*": "multiply"}
@@ -70,32 +70,32 @@ def computed(op: str, code: str, operands: list[Any]) -> TypedValue:
     constants = [operand for operand in operands if not isinstance(operand, TypedValue)]
     for constant in constants:
         values[0].check_constant(constant)
+    is_integer = (
+        op != "/" and all(value.kind == "integer" for value in values) and all(type(each) is int for each in constants)
+    )
     rounds: Any = np.float64
-    if op != "/" and all(value.kind == "integer" for value in values) and all(type(each) is int for each in constants):
-        made = TypedValue("integer", code, "int64", _unset)
-    else:
-        if op != "/" and all(value.kind == "float" for value in values):
-            # Halves are computed as float32.
-            rounds = np.result_type(*(value.rounds for value in values), np.float32).type
-        made = TypedValue("float", code, np.dtype(rounds).name, _unset, rounds=rounds)
-    kind = made.arrow_type()
+    if op != "/" and all(value.kind == "float" for value in values):
+        # Halves are computed as float32.
+        rounds = np.result_type(*(value.rounds for value in values), np.float32).type
+    kind = pa.int64() if is_integer else pa.from_numpy_dtype(rounds)
 
     def side(operand: Any) -> Run:
         if isinstance(operand, TypedValue):
             return lambda columns: operand.run(columns).cast(kind, safe=False)
-        if made.kind == "integer" and not INT64[0] <= operand <= INT64[1]:
+        if is_integer and not INT64[0] <= operand <= INT64[1]:
             reason = f"{operand} doesn't fit into 64 bits, in which integers are computed: use the float {operand}.0"
             raise ValueRangeError(reason, reason=reason)
-        constant = pa.scalar(rounded(operand, rounds) if made.kind == "float" else operand, kind)
+        constant = pa.scalar(operand if is_integer else rounded(operand, rounds), kind)
         return lambda columns: constant
 
     left, right = map(side, operands)
-    function = _function(op, in_floats=made.kind == "float")
-    return replace(made, run=lambda columns: function(left(columns), right(columns)))
+    function = _function(op, in_floats=not is_integer)
+    dtype = "int64" if is_integer else np.dtype(rounds).name
 
+    def run(columns: Columns) -> Any:
+        return function(left(columns), right(columns))
 
-def _unset(columns: Any) -> Any:
-    raise NotImplementedError
+    return TypedValue("integer" if is_integer else "float", code, dtype, run, rounds=rounds)
 
 
 def _function(op: str, *, in_floats: bool) -> Callable[[Any, Any], Any]:
