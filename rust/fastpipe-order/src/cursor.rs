@@ -270,7 +270,7 @@ impl Cursor {
         let (mut content, mut released) = self.walker.batch(batch, patience)?;
         let real = content.len() as u32;
         if on_uneven == Uneven::Pad {
-            content.fill_up(batch_size, |unit| self.order.units.rows(unit as usize))?;
+            content.fill_up(batch_size, |unit| self.order.rows_of(unit))?;
         }
         if self.order.own_steps.is_some() {
             let Settings { rank, ranks, .. } = self.order.settings;

@@ -60,9 +60,12 @@
 //! orders.
 #![forbid(unsafe_code)]
 
+mod assignment;
 mod cursor;
 mod failure;
 mod fisher_yates;
+mod mixture;
+mod mixture_walker;
 mod order;
 mod packed;
 mod permutation;
@@ -81,10 +84,12 @@ mod walker;
 mod window;
 mod without_units;
 
+pub use assignment::{LONGEST_PERIOD, MOST_MEMBERS};
 pub use cursor::{BatchPlan, Cursor};
 pub use failure::PlanError;
 pub use fastpipe_random::Key;
 pub use fisher_yates::FisherYates;
+pub use mixture::{Mixture, MixtureError, Stop};
 pub use order::Order;
 pub use permutation::Permutation;
 pub use plan::{Content, Picks, Row, Run};

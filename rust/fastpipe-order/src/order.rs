@@ -4,6 +4,7 @@ use std::iter::zip;
 use std::sync::Arc;
 
 use crate::failure::{Result, collected, copied, filled};
+use crate::mixture::Mixture;
 use crate::rank_shards::{RankShards, Remaining};
 use crate::sample::Sample;
 use crate::settings::{Kind, Settings, ShardBy, Uneven};
@@ -27,6 +28,8 @@ pub struct Order {
     own_rows: Option<u64>,
     /// Ascending rows of each epoch's sample, if the caller specified them instead of drawing them.
     pub(crate) given: Option<Arc<Vec<u64>>>,
+    /// The members, if the order is a mixture.
+    pub(crate) mixture: Option<Arc<Mixture>>,
 }
 
 impl Order {
@@ -36,7 +39,23 @@ impl Order {
     ///
     /// [`PlanError`](crate::PlanError) if memory for the row counts of a rank's units can't be allocated.
     pub fn new(units: &Arc<Units>, settings: Settings) -> Result<Order> {
-        Order::made(units, settings, None)
+        Order::made(units, settings, None, None)
+    }
+
+    /// Creates an order of the rows of a mixture. `units` are the units of all members, one member after the other.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`](crate::PlanError) if memory can't be allocated, as for [`Order::new`].
+    pub fn of_mixture(units: &Arc<Units>, settings: Settings, mixture: Arc<Mixture>) -> Result<Order> {
+        let settings = Settings {
+            kind: Kind::Mixture,
+            shuffle_buffer: mixture.buffers(),
+            // Each rank reads units of all members.
+            shard_by: ShardBy::Batch,
+            ..settings
+        };
+        Order::made(units, settings, None, Some(mixture))
     }
 
     /// Creates an order in which each epoch is a sample of these rows, which must be ascending.
@@ -50,10 +69,15 @@ impl Order {
             shuffle_buffer: rows.len() as u64,
             ..settings
         };
-        Order::made(units, settings, Some(Arc::new(rows)))
+        Order::made(units, settings, Some(Arc::new(rows)), None)
     }
 
-    fn made(units: &Arc<Units>, settings: Settings, given: Option<Arc<Vec<u64>>>) -> Result<Order> {
+    fn made(
+        units: &Arc<Units>,
+        settings: Settings,
+        given: Option<Arc<Vec<u64>>>,
+        mixture: Option<Arc<Mixture>>,
+    ) -> Result<Order> {
         let ranks = settings.ranks.max(1) as usize;
         let mut order = Order {
             settings,
@@ -64,6 +88,7 @@ impl Order {
             left_out: 0,
             own_rows: None,
             given,
+            mixture,
         };
         if settings.shard_by == ShardBy::Unit && ranks > 1 {
             let mut totals = filled(0u64, ranks)?;
@@ -110,6 +135,7 @@ impl Order {
         match kind {
             Kind::Bootstrap if total > 0 => shuffle_buffer,
             Kind::Sample | Kind::Bootstrap => shuffle_buffer.min(total.saturating_sub(skipped)),
+            Kind::Mixture => self.mixture.as_ref().map_or(0, |mixture| mixture.rows()),
             _ => total,
         }
     }
@@ -152,6 +178,20 @@ impl Order {
         } else {
             rows.div_ceil(size)
         }
+    }
+
+    /// Returns how many numbers of units occur in batches. A mixture numbers units anew in each pass over a member.
+    /// `None` if they are too many.
+    pub(crate) fn unit_numbers(&self) -> Option<u64> {
+        match &self.mixture {
+            Some(mixture) => mixture.unit_numbers(),
+            None => Some(self.units.len() as u64),
+        }
+    }
+
+    /// Returns the number of rows in a unit of a batch.
+    pub(crate) fn rows_of(&self, unit: u64) -> u32 {
+        self.units.rows((unit % (self.units.len() as u64).max(1)) as usize)
     }
 
     /// Returns the settings of the order.
@@ -234,7 +274,8 @@ impl Order {
             drop_last: false,
             ..self.settings
         };
-        Ok(Arc::new(Order::made(&self.units, settings, self.given.clone())?))
+        let (given, mixture) = (self.given.clone(), self.mixture.clone());
+        Ok(Arc::new(Order::made(&self.units, settings, given, mixture)?))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The contents of a batch as positions of rows.
 
-use crate::failure::{Result, collected, filled, reserve};
+use crate::failure::{Result, collected, filled, reserve, with_room};
 
 /// Consecutive rows of one unit that are placed into consecutive slots of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,29 @@ impl Content {
             Content::Picks(picks) => {
                 let row = picks.rows.get(slot)?;
                 Some((picks.units[row.unit as usize], row.record))
+            }
+        }
+    }
+
+    /// Returns the rows one by one.
+    pub(crate) fn into_picks(self) -> Result<Picks> {
+        let rows = self.len();
+        match self {
+            Content::Picks(picks) => Ok(picks),
+            Content::Runs(runs) => {
+                let mut picks = Picks {
+                    units: with_room(runs.len())?,
+                    rows: with_room(rows)?,
+                };
+                for run in runs {
+                    if picks.units.last() != Some(&run.unit) {
+                        picks.units.push(run.unit);
+                    }
+                    let unit = picks.units.len() as u32 - 1;
+                    let records = run.record..run.record + run.rows;
+                    picks.rows.extend(records.map(|record| Row { unit, record }));
+                }
+                Ok(picks)
             }
         }
     }

@@ -19,6 +19,7 @@ impl Order {
             Kind::Block => shuffle_pool::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
             Kind::Buffer => shuffle_pool::list_bytes(&self.units, Grain::Row, shuffle_buffer),
             Kind::Sample | Kind::Bootstrap => Sample::list_bytes(self.units.total(), shuffle_buffer),
+            Kind::Mixture => self.mixture.as_ref().map_or(0, |mixture| mixture.memory(false)),
         }
     }
 
@@ -37,6 +38,11 @@ impl Order {
         };
         let besides = match self.settings.kind {
             Kind::Sequential | Kind::Sample | Kind::Bootstrap => 0,
+            // Seeking needs more than [`Order::memory`].
+            Kind::Mixture => self
+                .mixture
+                .as_ref()
+                .map_or(0, |mixture| mixture.memory(seeks) - mixture.memory(false)),
             Kind::Window => Windows::unit_bytes(units, shuffle_buffer),
             Kind::Block => streamed(Grain::Unit),
             Kind::Buffer => streamed(Grain::Row),
@@ -86,7 +92,7 @@ impl Order {
         match kind {
             // A growing list may have twice the required capacity. A padded batch may have runs of one row.
             Kind::Sequential => (if pads { rows } else { units }) * 2 * size_of::<Run>() as u64,
-            Kind::Window | Kind::Sample | Kind::Bootstrap => picks,
+            Kind::Window | Kind::Sample | Kind::Bootstrap | Kind::Mixture => picks,
             // The rows of a batch enter the pool before the batch is drawn.
             Kind::Block | Kind::Buffer => picks + shuffle_pool::entering_bytes(rows),
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::failure::{Patience, Result};
+use crate::mixture_walker::MixtureWalker;
 use crate::order::Order;
 use crate::plan::Content;
 use crate::sample::SampleWalker;
@@ -18,6 +19,7 @@ pub(crate) enum Walker {
     Window(WindowWalker),
     ShufflePool(ShufflePoolWalker),
     Sample(SampleWalker),
+    Mixture(MixtureWalker),
 }
 
 impl Walker {
@@ -41,8 +43,12 @@ impl Walker {
                 batch_size,
             )))
         };
+        if let Some(mixture) = &order.mixture {
+            return Ok(Walker::Mixture(MixtureWalker::new(mixture.clone(), epoch, batch_size)?));
+        }
         Ok(match order.settings.kind {
-            Kind::Sequential => Walker::Sequential(SequentialWalker::new(units, batch_size)),
+            // Without members there are no batches.
+            Kind::Sequential | Kind::Mixture => Walker::Sequential(SequentialWalker::new(units, batch_size)),
             Kind::Window => {
                 let windows = Windows::new(units, key, shuffle_buffer, batch_size)?;
                 Walker::Window(WindowWalker::new(Arc::new(windows)))
@@ -62,6 +68,7 @@ impl Walker {
             Walker::Window(walker) => walker.batch(batch, patience),
             Walker::ShufflePool(walker) => walker.batch(batch, patience),
             Walker::Sample(walker) => walker.batch(batch),
+            Walker::Mixture(walker) => walker.batch(batch, patience),
         }
     }
 
@@ -72,6 +79,7 @@ impl Walker {
             Walker::Window(walker) => walker.forget(),
             Walker::ShufflePool(walker) => walker.forget(),
             Walker::Sample(walker) => walker.forget(),
+            Walker::Mixture(walker) => walker.forget(),
         }
     }
 }

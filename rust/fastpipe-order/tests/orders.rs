@@ -97,7 +97,7 @@ fn naive(counts: &[u32], settings: &Settings, epoch: u64, units_in_order: impl F
     let total = rows.len();
     match settings.kind {
         Kind::Sequential => {}
-        Kind::Sample | Kind::Bootstrap => unreachable!("samples have separate tests"),
+        Kind::Sample | Kind::Bootstrap | Kind::Mixture => unreachable!("samples and mixtures have separate tests"),
         Kind::Window => {
             rows = units_in_order()
                 .into_iter()

@@ -1,0 +1,321 @@
+//! Mixtures, checked against a naive model: the rows of each member in its own order, interleaved.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use fastpipe_order::{BatchPlan, Kind, Mixture, MixtureError, Order, Settings, ShardBy, Stop, Uneven, Units};
+use proptest::prelude::*;
+
+/// A member's unit, the pass over the member, and the record.
+type RowId = (usize, u64, u64, u32);
+
+fn order(counts: &[u32], settings: Settings) -> Arc<Order> {
+    let units = Arc::new(Units::new(counts.iter().copied()).unwrap());
+    Arc::new(Order::new(&units, settings).unwrap())
+}
+
+#[derive(Clone, Debug)]
+struct Given {
+    counts: Vec<Vec<u32>>,
+    members: Vec<Settings>,
+    shares: Vec<u64>,
+    stop: Stop,
+    nested: bool,
+    settings: Settings,
+}
+
+fn member() -> impl Strategy<Value = (Vec<u32>, Settings, u64)> {
+    let kinds = prop_oneof![
+        Just(Kind::Sequential),
+        Just(Kind::Window),
+        Just(Kind::Block),
+        Just(Kind::Buffer)
+    ];
+    let counts = proptest::collection::vec(prop_oneof![Just(0u32), 1..9u32, 10..40u32], 1..8);
+    (counts, kinds, 1..9u32, 1..5u64, any::<bool>(), any::<u64>(), 0..6u64).prop_map(
+        |(mut counts, kind, batch_size, windows, drop_last, seed, share)| {
+            counts[0] = counts[0].max(1);
+            let streamed = matches!(kind, Kind::Block | Kind::Buffer);
+            let settings = Settings {
+                kind,
+                batch_size,
+                drop_last,
+                seed,
+                shuffle_buffer: windows * u64::from(batch_size),
+                shard_by: if streamed { ShardBy::Unit } else { ShardBy::Window },
+                ..Settings::default()
+            };
+            (counts, settings, share)
+        },
+    )
+}
+
+prop_compose! {
+    fn given()(
+        members in proptest::collection::vec(member(), 1..5), batch_size in 1..20u32, drop_last: bool, seed: u64,
+        ranks in 1..4u64, nested: bool,
+        on_uneven in prop_oneof![Just(Uneven::Drop), Just(Uneven::Pad), Just(Uneven::Allow)],
+        stop in prop_oneof![Just(Stop::FirstExhausted), Just(Stop::AllExhausted), (0..500u64).prop_map(Stop::Rows)],
+    ) -> Given {
+        let mut shares: Vec<u64> = members.iter().map(|member| member.2).collect();
+        shares[0] += u64::from(shares.iter().all(|&share| share == 0));
+        Given {
+            counts: members.iter().map(|member| member.0.clone()).collect(),
+            members: members.iter().map(|member| member.1).collect(),
+            shares, stop, nested,
+            settings: Settings { batch_size, drop_last, seed, ranks, on_uneven, ..Settings::default() },
+        }
+    }
+}
+
+fn mixed(orders: &[Arc<Order>], counts: &[Vec<u32>], shares: &[u64], stop: Stop, settings: Settings) -> Arc<Order> {
+    let mixture = Mixture::new(orders, shares, stop, &mut || false).unwrap();
+    let units = Arc::new(Units::new(counts.iter().flatten().copied()).unwrap());
+    assert_eq!(units.len() as u64, mixture.units());
+    Arc::new(Order::of_mixture(&units, settings, Arc::new(mixture)).unwrap())
+}
+
+impl Given {
+    fn orders(&self) -> Vec<Arc<Order>> {
+        self.counts
+            .iter()
+            .zip(&self.members)
+            .map(|(counts, settings)| order(counts, *settings))
+            .collect()
+    }
+
+    fn order(&self, rank: u64) -> Arc<Order> {
+        let settings = Settings { rank, ..self.settings };
+        mixed(&self.orders(), &self.counts, &self.shares, self.stop, settings)
+    }
+
+    /// All rows of an epoch in order, by a direct implementation. Passes over members are numbered within the epoch.
+    fn naive(&self, epoch: u64) -> Vec<RowId> {
+        let orders = self.orders();
+        let period: u64 = self.shares.iter().sum();
+        let sizes: Vec<u64> = self
+            .counts
+            .iter()
+            .map(|counts| counts.iter().map(|&n| u64::from(n)).sum())
+            .collect();
+        // Which member each row comes from, by the definition of the chairman assignment.
+        let sharing: Vec<usize> = (0..self.shares.len())
+            .filter(|&member| self.shares[member] > 0)
+            .collect();
+        let scale = (2 * sharing.len()).saturating_sub(2).max(1) as i64;
+        let (mut counts, mut picked) = (vec![0u64; orders.len()], Vec::new());
+        loop {
+            let ended = match self.stop {
+                Stop::AllExhausted => sharing.iter().all(|&member| counts[member] >= sizes[member]),
+                Stop::Rows(rows) => picked.len() as u64 == rows,
+                Stop::FirstExhausted => false,
+            };
+            if ended {
+                break;
+            }
+            let row = picked.len() as u64 + 1;
+            // The share of the first `row` rows that a member hasn't got yet, times `period * scale`.
+            let due =
+                |member: usize| (self.shares[member] * row) as i64 * scale - (counts[member] * period) as i64 * scale;
+            let ready = sharing
+                .iter()
+                .copied()
+                .filter(|&m| due(m) >= period as i64 || sharing.len() == 1);
+            let slack = |m: usize| {
+                let left = period as i64 * (scale - i64::from(sharing.len() > 1)) - due(m);
+                // The slack over the share, as an exact comparison of fractions.
+                (left, self.shares[m] as i64)
+            };
+            let next = ready.min_by(|&a, &b| {
+                let ((left, share), (other, theirs)) = (slack(a), slack(b));
+                (left * theirs).cmp(&(other * share)).then(a.cmp(&b))
+            });
+            let next = next.unwrap();
+            if self.stop == Stop::FirstExhausted && counts[next] == sizes[next] {
+                break;
+            }
+            picked.push((next, counts[next]));
+            counts[next] += 1;
+        }
+        let passes = |member: usize| counts[member].div_ceil(sizes[member].max(1)).max(1);
+        let mut known = BTreeMap::new();
+        let row = |(member, nth): (usize, u64)| {
+            let (pass, place) = (nth / sizes[member], (nth % sizes[member]) as usize);
+            let rows = known.entry((member, pass)).or_insert_with(|| {
+                let settings = Settings {
+                    drop_last: false,
+                    ..self.members[member]
+                };
+                let whole = order(&self.counts[member], settings);
+                let plans = whole.epoch(epoch * passes(member) + pass).unwrap().map(Result::unwrap);
+                plans
+                    .flat_map(|plan| (0..plan.rows as usize).map(move |slot| plan.content.at(slot).unwrap()))
+                    .collect::<Vec<_>>()
+            });
+            let (unit, record) = rows[place];
+            (member, pass, unit, record)
+        };
+        picked.into_iter().map(row).collect()
+    }
+
+    fn row(&self, (unit, record): (u64, u32)) -> RowId {
+        let all: u64 = self.counts.iter().map(|counts| counts.len() as u64).sum();
+        let (pass, mut unit) = (unit / all, unit % all);
+        for (member, counts) in self.counts.iter().enumerate() {
+            if unit < counts.len() as u64 {
+                return (member, pass, unit, record);
+            }
+            unit -= counts.len() as u64;
+        }
+        unreachable!()
+    }
+
+    fn rows(&self, plan: &BatchPlan) -> Vec<RowId> {
+        (0..plan.valid as usize)
+            .map(|slot| self.row(plan.content.at(slot).unwrap()))
+            .collect()
+    }
+}
+
+/// A released unit was in use, isn't in the batch, and doesn't occur again.
+fn check_releases(plans: &[BatchPlan]) {
+    let (mut used, mut gone) = (BTreeSet::new(), BTreeSet::new());
+    for plan in plans {
+        for unit in &plan.released {
+            assert!(used.contains(unit) && gone.insert(*unit), "unit {unit}");
+        }
+        let units = (0..plan.valid as usize).map(|slot| plan.content.at(slot).unwrap().0);
+        for unit in units {
+            assert!(!gone.contains(&unit), "unit {unit}");
+            used.insert(unit);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn rows_are_those_of_the_members(given in given(), epoch in 0..3u64) {
+        let naive = given.naive(epoch);
+        let size = given.settings.batch_size as usize;
+        let batches: Vec<_> = naive.chunks(size).filter(|b| b.len() == size || !given.settings.drop_last).collect();
+        let ranks = given.settings.ranks;
+        for rank in 0..ranks {
+            let order = given.order(rank);
+            prop_assert_eq!(order.epoch_rows() as usize, naive.len());
+            let mut cursor = order.epoch(epoch).unwrap();
+            let (mut plans, mut states) = (Vec::new(), vec![cursor.state().unwrap()]);
+            while let Some(plan) = cursor.next() {
+                plans.push(plan.unwrap());
+                states.push(cursor.state().unwrap());
+            }
+            prop_assert_eq!(plans.len() as u64, order.steps());
+            for (step, plan) in (0..).zip(&plans) {
+                let whole = batches.get((step * ranks + rank) as usize).copied().unwrap_or_default();
+                prop_assert_eq!(given.rows(plan), whole.to_vec());
+                let there = |slot| given.row(plan.content.at(slot).unwrap());
+                for slot in 0..plan.rows as usize {
+                    let (member, _, unit, record) = there(slot);
+                    prop_assert!(record < given.counts[member][unit as usize], "a padding row exists");
+                }
+                let mut sought = order.epoch(epoch).unwrap();
+                sought.seek(step).unwrap();
+                prop_assert_eq!(&sought.next().unwrap().unwrap().content, &plan.content);
+            }
+            for (step, state) in states.iter().enumerate().filter(|(step, _)| *step < plans.len()) {
+                let resumed: Vec<_> = order.resume(state).unwrap().map(Result::unwrap).collect();
+                prop_assert_eq!(resumed.len(), plans.len() - step);
+                for (resumed, plan) in resumed.iter().zip(&plans[step..]) {
+                    prop_assert_eq!(&resumed.content, &plan.content);
+                }
+            }
+            if ranks == 1 {
+                check_releases(&plans);
+            }
+        }
+    }
+
+    /// A mixture is a member like any other order.
+    #[test]
+    fn mixtures_of_mixtures(first in given(), second in given(), shares in [1..5u64, 1..5u64], stop in 0..3u64) {
+        prop_assume!(first.order(0).epoch_rows() > 0 && second.order(0).epoch_rows() > 0);
+        let alone = |given: &Given| Given { settings: Settings { ranks: 1, ..given.settings }, ..given.clone() };
+        let (first, second) = (alone(&first), alone(&second));
+        let stop = [Stop::FirstExhausted, Stop::AllExhausted, Stop::Rows(300)][stop as usize];
+        let orders = [first.order(0), second.order(0)];
+        let mixture = Mixture::new(&orders, &shares, stop, &mut || false).unwrap();
+        let counts = |given: &Given, passes: u64| {
+            let all: Vec<u32> = given.counts.iter().flatten().copied().collect();
+            all.repeat(passes as usize)
+        };
+        let own = [0, 1].map(|member| mixture.member(member).unwrap());
+        let [a, b] = [&first, &second].map(|given| given.counts.iter().map(Vec::len).sum::<usize>() as u64);
+        let units = [counts(&first, own[0].0 / a), counts(&second, own[1].0 / b)];
+        let epoch = mixture.units();
+        let all = Arc::new(Units::new(units.iter().flatten().copied()).unwrap());
+        prop_assert_eq!(all.len() as u64, epoch);
+        let settings = Settings { batch_size: 7, ..Settings::default() };
+        let order = Arc::new(Order::of_mixture(&all, settings, Arc::new(mixture)).unwrap());
+        let plans: Vec<_> = order.epoch(1).unwrap().map(Result::unwrap).collect();
+        check_releases(&plans);
+        let mut next = [0u64, 0];
+        let mut known = BTreeMap::new();
+        for plan in &plans {
+            for slot in 0..plan.rows as usize {
+                let (unit, record) = plan.content.at(slot).unwrap();
+                let (pass, unit) = (unit / epoch, unit % epoch);
+                let member = usize::from(unit >= own[0].0);
+                let given = [&first, &second][member];
+                let rows = known.entry((member, pass)).or_insert_with(|| given.naive(own[member].1 + pass));
+                let found = given.row((unit - [0, own[0].0][member], record));
+                prop_assert_eq!(found, rows[(next[member] % rows.len() as u64) as usize]);
+                prop_assert_eq!(pass, next[member] / rows.len() as u64);
+                next[member] += 1;
+            }
+        }
+        prop_assert_eq!(next.iter().sum::<u64>(), order.epoch_rows());
+    }
+}
+
+#[test]
+fn unfit_members_are_refused() {
+    let one = order(&[3], Settings::default());
+    let mix = |orders: &[Arc<Order>], shares: &[u64], stop| {
+        Mixture::new(orders, shares, stop, &mut || false).map(|mixture| mixture.rows())
+    };
+    let all = Stop::AllExhausted;
+    assert_eq!(mix(&[], &[], all), Err(MixtureError::Shares));
+    assert_eq!(mix(&[one.clone()], &[0], all), Err(MixtureError::Shares));
+    assert_eq!(mix(&[one.clone()], &[1, 1], all), Err(MixtureError::Shares));
+    assert_eq!(mix(&[one.clone()], &[(1 << 20) + 1], all), Err(MixtureError::Shares));
+    assert_eq!(
+        mix(&[one.clone(), one.clone()], &[u64::MAX, u64::MAX], all),
+        Err(MixtureError::Shares)
+    );
+    assert_eq!(mix(&[one.clone()], &[1 << 20], all), Ok(3));
+    let none = order(&[0], Settings::default());
+    assert_eq!(
+        mix(&[one.clone(), none.clone()], &[1, 1], all),
+        Err(MixtureError::Empty(1))
+    );
+    assert_eq!(mix(&[one.clone(), none], &[1, 0], all), Ok(3));
+    let ranks = order(
+        &[3],
+        Settings {
+            ranks: 2,
+            ..Settings::default()
+        },
+    );
+    assert_eq!(mix(&[one.clone(), ranks], &[1, 1], all), Err(MixtureError::Ranks(1)));
+    let large = order(&[u32::MAX; 1 << 12], Settings::default());
+    assert_eq!(
+        mix(&[one.clone(), large.clone()], &[1 << 19, 1], all),
+        Err(MixtureError::TooLong)
+    );
+    assert_eq!(mix(&[one.clone(), large], &[1 << 19, 1], Stop::FirstExhausted), Ok(3));
+    assert_eq!(
+        mix(&[one.clone()], &[1], Stop::Rows(u64::MAX)),
+        Err(MixtureError::TooLong)
+    );
+    let stopped = Mixture::new(&[one], &[1 << 20], all, &mut || true);
+    assert!(matches!(stopped, Err(MixtureError::Plan(_))));
+}
