@@ -84,6 +84,20 @@ class PointLocation(Location):
     draw: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureLocation(Location):
+    """Location of a row of a mixture. `file` and `row` are those of `location`.
+
+    Attributes:
+        reader: Name of the reader from which the row comes.
+        location: Where the row is stored, as the `locate` method of that reader says.
+    """
+
+    reader: str
+    location: Location
+
+
+# Servers send no mixtures.
 _KINDS: Mapping[str, type[Location]] = {
     kind.__name__: kind
     for kind in (AvroLocation, CsvLocation, TFRecordLocation, RowLocation, UnitLocation, PointLocation)

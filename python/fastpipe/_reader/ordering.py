@@ -101,7 +101,7 @@ class Ordering:
 
     Attributes:
         shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`; `"sample"` or (with replacement) `"bootstrap"` for
-            a sample; `"taken"` for selected rows.
+            a sample; `"taken"` for selected rows; `"mixture"` for the order of a mixture's readers.
         shuffle_buffer: Number of rows in a window, pool, buffer or sample. None selects the default.
         seed: The seed that was passed or drawn.
         seed_given: Whether the user passed the seed.
@@ -200,6 +200,15 @@ class Ordering:
     def is_sample(self) -> bool:
         """Whether this ordering covers only some of the rows."""
         return self.shuffle in ("sample", "bootstrap", "taken")
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the rows have the order of a mixture's readers."""
+        return self.shuffle == "mixture"
+
+    def of_mixture(self) -> Self:
+        """Returns the ordering of a mixture with these batches and ranks. The order follows from the dataset."""
+        return replaced(self, shuffle="mixture", shuffle_buffer=1)
 
     def with_buffer(self, shuffle_buffer: int) -> Self:
         """Returns a copy with a window, pool or buffer of this many rows."""

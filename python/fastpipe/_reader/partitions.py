@@ -13,7 +13,7 @@ from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, Dataset
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.state import VERSION
-from fastpipe.errors import StateError
+from fastpipe.errors import StateError, UnsupportedError
 
 _MOST = 2**31
 
@@ -70,6 +70,9 @@ def dataset_part(data: Dataset, ordering: Ordering, partition: Partition) -> Dat
 
 
 def _check(ordering: Ordering) -> None:
+    if ordering.is_mixture:
+        reason = "cannot partition a mixture: partition its readers, or divide the mixture among ranks"
+        raise UnsupportedError(reason, reason=reason)
     if ordering.is_sample:
         raise ValueError("cannot partition a sample: partition the original reader, or draw the sample with part=")
 

@@ -141,7 +141,8 @@ class Reader:
     @property
     def num_rows(self) -> int:
         """Number of rows in one epoch of all ranks, including rows that `drop_last` leaves out."""
-        return self._order.num_rows if self._ordering.is_sample else self._data.handle.num_rows
+        separate = self._ordering.is_sample or self._ordering.is_mixture
+        return self._order.num_rows if separate else self._data.handle.num_rows
 
     @property
     def batch_size(self) -> int:
@@ -150,8 +151,8 @@ class Reader:
 
     @property
     def shuffle_buffer(self) -> int | None:
-        """Number of rows in a window, pool or buffer. None without shuffling."""
-        return None if self._ordering.shuffle == "sequential" else self._order.shuffle_buffer
+        """Number of rows in a window, pool or buffer. None without shuffling, and for a mixture."""
+        return None if self._ordering.shuffle in ("sequential", "mixture") else self._order.shuffle_buffer
 
     @property
     def seed(self) -> int:
@@ -1215,7 +1216,7 @@ class Reader:
 
     def __repr__(self) -> str:
         order = self._ordering
-        shuffled = "" if order.shuffle == "sequential" else f", shuffle={order.shuffle!r}, seed={order.seed}"
+        shuffled = "" if self.shuffle_buffer is None else f", shuffle={order.shuffle!r}, seed={order.seed}"
         ranks = "" if order.world_size == 1 else f", rank={order.rank}, world_size={order.world_size}"
         return (
             f"<fastpipe.Reader of {self._data}: {self.num_rows} rows, {len(self.features)} features, "

@@ -306,6 +306,9 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: int | None = None) 
 def _check_population(reader: Reader, advice: str) -> None:
     if reader.world_size > 1:
         raise ValueError(f"rows must be chosen from a reader without ranks: omit rank and world_size, and {advice}")
+    if reader._ordering.is_mixture:
+        reason = "cannot sample a mixture: sample its readers, and mix the samples"
+        raise UnsupportedError(reason, reason=reason)
     if reader._ordering.is_sample:
         raise ValueError("this reader is already a sample: use the reader that it was drawn from")
 

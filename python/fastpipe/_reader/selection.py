@@ -33,9 +33,12 @@ def check(reader: Reader, method: str) -> None:
         method: Name of the method that selects, for the error.
 
     Raises:
-        UnsupportedError: If the reader reads from servers.
+        UnsupportedError: If the reader is a mixture or reads from servers.
         ValueError: If the reader is a sample.
     """
+    if reader._ordering.is_mixture:
+        reason = f"{method}() cannot select rows of a mixture: call it for its readers, and mix the results"
+        raise UnsupportedError(reason, reason=reason)
     if reader._ordering.is_sample:
         raise ValueError(
             f"{method}() cannot select rows of a sample: call it first, and draw the sample from its result"

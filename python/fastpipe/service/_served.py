@@ -110,6 +110,8 @@ class Served:
         parts = passes.parts
         if parts.ordering.rows is not None:
             raise UnsupportedError("a sample can't be served: serve the reader that it was drawn from")
+        if parts.ordering.is_mixture:
+            raise UnsupportedError("a mixture can't be served: mix the readers where the batches are used")
         self.name = name
         self._parts = parts
         self._data = parts.data

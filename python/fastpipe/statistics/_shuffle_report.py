@@ -188,6 +188,9 @@ def _check(parts: ReaderParts) -> None:
     if parts.ordering.is_sample:
         reason = "shuffle_report() needs all rows: call it on the reader that this sample was drawn from"
         raise UnsupportedError(reason, reason=reason)
+    if parts.ordering.is_mixture:
+        reason = "shuffle_report() describes the order of one dataset: call it on the readers of the mixture"
+        raise UnsupportedError(reason, reason=reason)
     if isinstance(parts.data.handle, RemoteDataset):
         reason = "shuffle_report() works only where the data is read: call it on the reader that is served"
         raise UnsupportedError(reason, reason=reason)

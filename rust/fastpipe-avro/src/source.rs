@@ -1,5 +1,6 @@
 //! Avro files as a [`Source`]. A unit is a block.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -363,6 +364,11 @@ impl Source for AvroSource {
             .map(|block| decode::Indexed::new(block.block(), &block.starts));
         let mut blocks = try_collect(blocks, "the blocks of a batch").map_err(at_start)?;
         decode::pick(&mut blocks, rows, slots, out)
+    }
+
+    fn shares_pick(&self, other: &dyn Source) -> bool {
+        // Blocks contain the plan by which they are decoded.
+        (other as &dyn Any).is::<AvroSource>()
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {

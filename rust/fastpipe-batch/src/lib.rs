@@ -45,6 +45,7 @@ mod slab;
 mod source;
 mod sparse;
 mod spec;
+mod union;
 mod vocabulary;
 mod writer;
 
@@ -84,6 +85,7 @@ pub use source::{
 };
 pub use sparse::{SparseForm, SparseLayout};
 pub use spec::{ColumnSpec, Form, NestedForm};
+pub use union::{Union, UnionMember};
 pub use vocabulary::Vocabulary;
 pub use writer::{Element, Overflow, Writer};
 

@@ -1,5 +1,6 @@
 //! A source that consists of some units of another source.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -108,6 +109,13 @@ impl Source for UnitRange {
         out: &mut Sink<'_>,
     ) -> std::result::Result<(), Unpicked> {
         self.source.pick(units, rows, slots, out)
+    }
+
+    fn shares_pick(&self, other: &dyn Source) -> bool {
+        let other = (other as &dyn Any)
+            .downcast_ref::<UnitRange>()
+            .map(|range| &*range.source);
+        other.is_some_and(|other| self.source.shares_pick(other))
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {

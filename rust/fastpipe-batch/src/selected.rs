@@ -3,6 +3,7 @@
 //! A selection is a smaller dataset: it has the same units with fewer rows each. An open unit has a list of its
 //! selected records, and translates the index of each record. So orders, passes and states need not know selections.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -136,6 +137,13 @@ impl Source for Selected {
             .and_then(|end| self.source.pick(&whole, &translated[..end], slots, out));
         ROWS.set(translated);
         result
+    }
+
+    fn shares_pick(&self, other: &dyn Source) -> bool {
+        let other = (other as &dyn Any)
+            .downcast_ref::<Selected>()
+            .map(|selected| &*selected.source);
+        other.is_some_and(|other| self.source.shares_pick(other))
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {

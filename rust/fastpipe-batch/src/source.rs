@@ -220,7 +220,7 @@ impl SourceFacts {
 }
 
 /// A dataset that is read in units.
-pub trait Source: Send + Sync + 'static {
+pub trait Source: Any + Send + Sync {
     /// Returns the facts that apply to all its units.
     fn facts(&self) -> &SourceFacts;
 
@@ -277,6 +277,13 @@ pub trait Source: Send + Sync + 'static {
     /// `units`. Rows after `slots.end` are normally picked by later calls, so a source may prefetch them. Several
     /// threads may pick from the same units at once.
     fn pick(&self, units: &[&dyn Unit], rows: &[Row], slots: Range<usize>, out: &mut Sink<'_>) -> Result<(), Unpicked>;
+
+    /// Whether [`Source::pick`] also accepts units that `other` opened, whose columns are equal. Then one call picks the
+    /// rows of both.
+    fn shares_pick(&self, other: &dyn Source) -> bool {
+        let _ = other;
+        false
+    }
 
     /// Adds location details to an error that only the source knows.
     fn locate(&self, unit: u64, error: Error) -> Error;

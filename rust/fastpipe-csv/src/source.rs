@@ -1,5 +1,6 @@
 //! CSV files as a [`Source`]. A unit is a chunk of rows.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -159,6 +160,12 @@ impl Source for CsvSource {
                 .map_err(at(slot))?;
         }
         Ok(())
+    }
+
+    fn shares_pick(&self, other: &dyn Source) -> bool {
+        // Chunks contain the program by which they are parsed.
+        let other = (other as &dyn Any).downcast_ref::<CsvSource>();
+        other.is_some_and(|other| other.reading.layout.cells == self.reading.layout.cells)
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {

@@ -19,6 +19,6 @@ pub fn window_rows(settings: &Settings) -> u64 {
     let rows = settings.shuffle_buffer.min(LARGEST);
     match settings.kind {
         Kind::Sequential | Kind::Window => rows.next_multiple_of(settings.batch_size.into()),
-        Kind::Block | Kind::Buffer | Kind::Sample | Kind::Bootstrap => rows,
+        Kind::Block | Kind::Buffer | Kind::Sample | Kind::Bootstrap | Kind::Mixture => rows,
     }
 }

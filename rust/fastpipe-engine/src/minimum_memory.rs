@@ -39,7 +39,7 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
     let units_of = |rows: u64| {
         let units = match settings.kind {
             Kind::Block | Kind::Buffer => statistics.drained(rows, units),
-            Kind::Sequential | Kind::Window => statistics.units(rows, units),
+            Kind::Sequential | Kind::Window | Kind::Mixture => statistics.units(rows, units),
             // The units of the batches in flight. The fewer rows are drawn, the more units they are spread over.
             Kind::Sample | Kind::Bootstrap => {
                 let drawn = settings.shuffle_buffer.max(1) as f64;
@@ -74,6 +74,9 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
     );
     match settings.kind {
         Kind::Sequential => reason.push_str("units"),
+        Kind::Mixture => {
+            reason.push_str("the units and the orders of the readers");
+        }
         _ => {
             reason += &format!("the units and the order of shuffle_buffer={}", settings.shuffle_buffer);
             // The memory grows with the shuffle buffer.

@@ -66,6 +66,8 @@ fn check_within(order: &Order, memory_limit: Option<u64>, machine: Option<u64>, 
     let mut reason = format!("{limit}, but planning batches takes at least {}", rounded_up(needed));
     if settings.kind == Kind::Sequential {
         reason.push_str(". A smaller batch_size needs less");
+    } else if settings.kind == Kind::Mixture {
+        reason.push_str(". A smaller shuffle_buffer of the readers needs less");
     } else {
         let is_sample = matches!(settings.kind, Kind::Sample | Kind::Bootstrap);
         let what = if is_sample {

@@ -20,7 +20,6 @@ struct Given {
     members: Vec<Settings>,
     shares: Vec<u64>,
     stop: Stop,
-    nested: bool,
     settings: Settings,
 }
 
@@ -53,7 +52,7 @@ fn member() -> impl Strategy<Value = (Vec<u32>, Settings, u64)> {
 prop_compose! {
     fn given()(
         members in proptest::collection::vec(member(), 1..5), batch_size in 1..20u32, drop_last: bool, seed: u64,
-        ranks in 1..4u64, nested: bool,
+        ranks in 1..4u64,
         on_uneven in prop_oneof![Just(Uneven::Drop), Just(Uneven::Pad), Just(Uneven::Allow)],
         stop in prop_oneof![Just(Stop::FirstExhausted), Just(Stop::AllExhausted), (0..500u64).prop_map(Stop::Rows)],
     ) -> Given {
@@ -62,7 +61,7 @@ prop_compose! {
         Given {
             counts: members.iter().map(|member| member.0.clone()).collect(),
             members: members.iter().map(|member| member.1).collect(),
-            shares, stop, nested,
+            shares, stop,
             settings: Settings { batch_size, drop_last, seed, ranks, on_uneven, ..Settings::default() },
         }
     }
@@ -279,19 +278,20 @@ proptest! {
 #[test]
 fn unfit_members_are_refused() {
     let one = order(&[3], Settings::default());
+    let single = std::slice::from_ref(&one);
     let mix = |orders: &[Arc<Order>], shares: &[u64], stop| {
         Mixture::new(orders, shares, stop, &mut || false).map(|mixture| mixture.rows())
     };
     let all = Stop::AllExhausted;
     assert_eq!(mix(&[], &[], all), Err(MixtureError::Shares));
-    assert_eq!(mix(&[one.clone()], &[0], all), Err(MixtureError::Shares));
-    assert_eq!(mix(&[one.clone()], &[1, 1], all), Err(MixtureError::Shares));
-    assert_eq!(mix(&[one.clone()], &[(1 << 20) + 1], all), Err(MixtureError::Shares));
+    assert_eq!(mix(single, &[0], all), Err(MixtureError::Shares));
+    assert_eq!(mix(single, &[1, 1], all), Err(MixtureError::Shares));
+    assert_eq!(mix(single, &[(1 << 20) + 1], all), Err(MixtureError::Shares));
     assert_eq!(
         mix(&[one.clone(), one.clone()], &[u64::MAX, u64::MAX], all),
         Err(MixtureError::Shares)
     );
-    assert_eq!(mix(&[one.clone()], &[1 << 20], all), Ok(3));
+    assert_eq!(mix(single, &[1 << 20], all), Ok(3));
     let none = order(&[0], Settings::default());
     assert_eq!(
         mix(&[one.clone(), none.clone()], &[1, 1], all),
@@ -312,10 +312,7 @@ fn unfit_members_are_refused() {
         Err(MixtureError::TooLong)
     );
     assert_eq!(mix(&[one.clone(), large], &[1 << 19, 1], Stop::FirstExhausted), Ok(3));
-    assert_eq!(
-        mix(&[one.clone()], &[1], Stop::Rows(u64::MAX)),
-        Err(MixtureError::TooLong)
-    );
+    assert_eq!(mix(single, &[1], Stop::Rows(u64::MAX)), Err(MixtureError::TooLong));
     let stopped = Mixture::new(&[one], &[1 << 20], all, &mut || true);
     assert!(matches!(stopped, Err(MixtureError::Plan(_))));
 }

@@ -50,6 +50,7 @@ mod _fastpipe {
     use super::passes::{
         arrow_batches::ArrowBatches,
         batch_feed::BatchFeed,
+        mixture::mix_orders,
         order::{Order, check_settings},
         pass::{Pass, Position},
         pass_memory::PassMemory,

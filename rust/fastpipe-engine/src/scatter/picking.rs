@@ -125,12 +125,13 @@ impl Batches<Picks> for PassContext {
 impl PassContext {
     /// Opens a unit that batch `number` needs.
     fn open_ahead(self: &Arc<Self>, scatter: &mut Scatter, epoch: u64, number: u64, unit: u64) -> Result<()> {
-        let needed = self.fetches.are_needed();
+        let info = self.config.describe(unit);
+        // In a mixture, some units may be fetched and others be ranges of local files.
+        let needed = self.fetches.are_needed() && info.range.is_none();
         let fetch = needed.then(|| self.fetches.start(unit, number)).transpose()?;
         let reserved = self.working_memory.reserve(self.unit_bytes(unit));
         let cell = Arc::new(RandomCell::new(unit, epoch, reserved));
         scatter.units.insert((epoch, unit), (cell.clone(), number));
-        let info = self.config.describe(unit);
         if scatter.released.contains(&(epoch, unit)) {
             self.telemetry.reopens(u64::from(info.rows));
         }

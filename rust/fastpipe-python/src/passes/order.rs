@@ -51,10 +51,16 @@ impl Order {
         let rows = rows
             .map(|rows| taken(&rows.as_array().to_vec(), units.total()))
             .transpose()?;
+        let mixture = data.get().mixture().cloned();
+        if mixture.is_some() != (settings.kind == Kind::Mixture) {
+            let reason = "a mixture has the order of its readers: choose the order of these, and mix them again";
+            return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
+        }
         let order = py
-            .detach(|| match rows {
-                Some(rows) => fastpipe_order::Order::of_rows(&units, settings, rows),
-                None => fastpipe_order::Order::new(&units, settings),
+            .detach(|| match (rows, mixture) {
+                (_, Some(mixture)) => fastpipe_order::Order::of_mixture(&units, settings, mixture),
+                (Some(rows), None) => fastpipe_order::Order::of_rows(&units, settings, rows),
+                (None, None) => fastpipe_order::Order::new(&units, settings),
             })
             .map_err(unplanned)
             .py(py)?;
@@ -235,6 +241,16 @@ impl Order {
 }
 
 impl Order {
+    /// Returns the order without its dataset.
+    pub(crate) fn planned(&self) -> &Arc<fastpipe_order::Order> {
+        &self.order
+    }
+
+    /// Returns the dataset whose rows are ordered.
+    pub(crate) fn data(&self) -> &Py<Data> {
+        &self.data
+    }
+
     fn resumed(&self, py: Python<'_>, state: &State, memory_limit: Option<u64>) -> PyResult<Cursor> {
         check_state(&self.order, state, memory_limit).py(py)?;
         match py.detach(|| self.order.resume(state)) {

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, Selected, Selection, Source, UnitRange, partitions, try_collect};
+use fastpipe_batch::{Error, ErrorKind, Selected, Selection, Source, Union, UnitRange, partitions, try_collect};
 use fastpipe_datasets::default_window;
 use fastpipe_engine::{Memory, PassSource, unplanned};
-use fastpipe_order::{Units, UnitsError};
+use fastpipe_order::{Mixture, Units, UnitsError};
 use fastpipe_wire::write_columns;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
@@ -29,10 +29,18 @@ pub(crate) struct Data {
     uncut: Option<u64>,
     /// The rows of another dataset that this one consists of, or `None` if it is not a selection.
     selection: Option<Arc<Selection>>,
+    /// The order of the rows and the source, if this is a mixture of other datasets.
+    mixed: Option<Mixed>,
     rows: OnceLock<Arc<Units>>,
     /// Shared by all passes. Only locked while holding the GIL, so that no other thread can hold it when a process
     /// forks.
     memory: Mutex<Option<Arc<Memory>>>,
+}
+
+/// The parts of a mixture.
+pub(crate) struct Mixed {
+    pub(crate) mixture: Arc<Mixture>,
+    pub(crate) union: Arc<Union>,
 }
 
 /// Creates the source of a pass.
@@ -46,6 +54,7 @@ impl Data {
             remote: None,
             uncut: None,
             selection: None,
+            mixed: None,
             rows: OnceLock::new(),
             memory: Mutex::default(),
         }
@@ -68,6 +77,30 @@ impl Data {
             uncut,
             ..Data::new(source)
         }
+    }
+
+    /// Creates the dataset of a mixture. `begin` creates the source of a pass, if each pass has its own.
+    pub(crate) fn of_mixture(source: Arc<dyn Source>, begin: Option<Begin>, mixed: Mixed) -> Self {
+        Data {
+            begin,
+            mixed: Some(mixed),
+            ..Data::new(source)
+        }
+    }
+
+    /// Returns the order of the rows, if this is a mixture.
+    pub(crate) fn mixture(&self) -> Option<&Arc<Mixture>> {
+        self.mixed.as_ref().map(|mixed| &mixed.mixture)
+    }
+
+    fn mixed(&self) -> Result<&Mixed, Error> {
+        let missing = || Error::new(ErrorKind::Internal, "a dataset is not a mixture");
+        self.mixed.as_ref().ok_or_else(missing)
+    }
+
+    /// Whether each pass has its own source.
+    pub(crate) fn begins(&self) -> bool {
+        self.begin.is_some()
     }
 
     /// Returns the function that starts to receive the batches of a pass, if servers produce them.
@@ -249,6 +282,17 @@ impl Data {
             Error::new(ErrorKind::Internal, reason)
         });
         found.py(py)
+    }
+
+    /// Returns the reader of a mixture from which a unit comes, and the unit's index in the reader's dataset.
+    fn mixed_unit(&self, py: Python<'_>, unit: u64) -> PyResult<(usize, u64)> {
+        let (member, _, own) = self.mixed().py(py)?.union.find(unit);
+        Ok((member, own))
+    }
+
+    /// Returns the number of rows that an epoch of a mixture has from each reader.
+    fn mixed_rows(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        self.mixed().py(py)?.mixture.counts().map_err(unplanned).py(py)
     }
 
     /// Returns the number of rows of each unit.

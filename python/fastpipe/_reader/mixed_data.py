@@ -1,0 +1,101 @@
+"""Mixtures as datasets: the units of several datasets, and the order in which rows are taken from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fastpipe._fastpipe import Order, mix_orders
+from fastpipe._locations import MixtureLocation
+from fastpipe._reader.dataset import BaseDataset, Dataset, SourceWording
+from fastpipe._reader.ordering import Ordering, digest
+from fastpipe._reader.state import VERSION
+
+_WORDS = SourceWording(other_digest="its readers have other contents, or their orders or weights differ")
+# Longer descriptions of readers are cut off.
+_SHOWN = 4
+
+
+class Member(NamedTuple):
+    """A reader of a mixture.
+
+    Attributes:
+        name: The reader's name in the mixture.
+        data: Its dataset, with whole units.
+        ordering: Settings of its order.
+        share: Its rows out of every `sum(shares)` rows of the mixture.
+    """
+
+    name: str
+    data: Dataset
+    ordering: Ordering
+    share: int
+
+
+class MixedDataset(BaseDataset):
+    """The dataset of a mixture. Its handle also contains the order of its rows.
+
+    Args:
+        members: The readers, at least one. Their features and categories are equal.
+        stop: When an epoch ends: `"first_exhausted"`, `"all_exhausted"`, or after this number of rows.
+
+    Raises:
+        LimitError: If there are too many rows or units.
+        UnsupportedError: If the units of a reader can't be read in any order.
+    """
+
+    column_times = None
+
+    def __init__(self, members: Sequence[Member], stop: str | int) -> None:
+        self._members, self._stop = tuple(members), stop
+        self._orders = [member.ordering.of(member.data.handle) for member in self._members]
+        self.handle = mix_orders(
+            self._orders,
+            [member.share for member in self._members],
+            all_exhausted=stop == "all_exhausted",
+            rows=stop if isinstance(stop, int) else None,
+        )
+        first = self._members[0].data
+        self.features, self.categories = first.features, first.categories
+        self.files = [file for member in self._members for file in member.data.files]
+        self.words = _WORDS if len(self._members) > 1 else first.words
+        self.interpretation: Mapping[str, Any] = {
+            "readers": [dict(member.data.interpretation) for member in self._members]
+        }
+
+    @property
+    def orders(self) -> list[Order]:
+        """The order of each reader."""
+        return list(self._orders)
+
+    def rows(self) -> dict[str, int]:
+        """Returns the number of rows that an epoch has from each reader."""
+        counts = self.handle.mixed_rows()
+        return {member.name: count for member, count in zip(self._members, counts, strict=True)}
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """Returns the number of readers and rows, and a digest of the readers, their orders and their shares."""
+        readers = [
+            [member.data.fingerprint(version), member.ordering.stored(order.shuffle_buffer), member.share]
+            for member, order in zip(self._members, self._orders, strict=True)
+        ]
+        named = json.dumps(readers, sort_keys=True)
+        rows = sum(self.rows().values())
+        return {"readers": len(readers), "rows": rows, "digest": digest(named.encode())}
+
+    def place(self, unit: int, record: int) -> MixtureLocation:
+        """Returns the reader from which a row comes, and where that reader's row comes from."""
+        number, own = self.handle.mixed_unit(unit)
+        member = self._members[number]
+        found = member.data.place(own, record)
+        return MixtureLocation(file=found.file, row=found.row, reader=member.name, location=found)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MixedDataset, (self._members, self._stop)
+
+    def __str__(self) -> str:
+        period = sum(member.share for member in self._members)
+        shown = [f"{member.name} {member.share / period:.3g}" for member in self._members[:_SHOWN]]
+        more = len(self._members) - _SHOWN
+        return f"a mixture of {', '.join(shown)}" + (f" and {more} more readers" if more > 0 else "")
