@@ -650,6 +650,7 @@ class Order:
 def mix_orders(
     orders: Sequence[Order], shares: Sequence[int], *, all_exhausted: bool = False, rows: int | None = None
 ) -> Data: ...
+
 @final
 class ArrowBatches:
     def __new__(

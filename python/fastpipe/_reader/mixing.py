@@ -158,7 +158,9 @@ def _shares(named: Mapping[str, Reader], weights: Any) -> dict[str, int]:
     if isinstance(weights, Mapping):
         if weights.keys() != named.keys():
             missing, unknown = named.keys() - weights.keys(), weights.keys() - named.keys()
-            what = f"reader {min(missing)!r} has no weight" if missing else f"no reader is named {next(iter(unknown))!r}"
+            what = (
+                f"reader {min(missing)!r} has no weight" if missing else f"no reader is named {next(iter(unknown))!r}"
+            )
             raise ValueError(f"weights must have the names of the readers: {what}")
         given = [weights[name] for name in named]
     elif isinstance(weights, str) or not hasattr(weights, "__len__") or not hasattr(weights, "__iter__"):
@@ -252,13 +254,13 @@ def _only(first: str, own: Mapping[str, Any], other: str, theirs: Mapping[str, A
 
 def _seeded(name: str, number: int, ordering: Ordering, seed: int | None) -> Ordering:
     """Returns the order of a reader, whose seed doesn't depend on chance."""
-    if ordering.shuffle == "sequential" or ordering.shuffle == "mixture" or ordering.seed_given:
+    if ordering.seed_given:
         return ordering
-    if seed is None:
+    if seed is None and ordering.shuffle != "sequential":
         raise ValueError(
             f"the order of reader {name!r} depends on a random seed: pass seed= to mix, or when the reader is created"
         )
-    return ordering.with_seed(int(digest(f"mixture {seed} {number}".encode())[:12], 16))
+    return ordering.with_seed(int(digest(f"mixture {seed or 0} {number}".encode())[:12], 16))
 
 
 def _batch_size(named: Mapping[str, Reader]) -> int:
