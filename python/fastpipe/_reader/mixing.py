@@ -158,9 +158,7 @@ def _shares(named: Mapping[str, Reader], weights: Any) -> dict[str, int]:
     if isinstance(weights, Mapping):
         if weights.keys() != named.keys():
             missing, unknown = named.keys() - weights.keys(), weights.keys() - named.keys()
-            what = (
-                f"reader {min(missing)!r} has no weight" if missing else f"no reader is named {next(iter(unknown))!r}"
-            )
+            what = f"{min(missing)!r} has no weight" if missing else f"no reader is named {next(iter(unknown))!r}"
             raise ValueError(f"weights must have the names of the readers: {what}")
         given = [weights[name] for name in named]
     elif isinstance(weights, str) or not hasattr(weights, "__len__") or not hasattr(weights, "__iter__"):
@@ -169,7 +167,8 @@ def _shares(named: Mapping[str, Reader], weights: Any) -> dict[str, int]:
         given = list(weights)
     if len(given) != len(named):
         raise ValueError(f"there are {len(named)} readers and {len(given)} weights")
-    return dict(zip(named, shares_of([_weight(name, weight) for name, weight in zip(named, given, strict=True)])))
+    exact = [_weight(name, weight) for name, weight in zip(named, given, strict=True)]
+    return dict(zip(named, shares_of(exact), strict=True))
 
 
 def _weight(name: str, weight: Any) -> Fraction:
@@ -210,8 +209,8 @@ def shares_of(weights: Sequence[Fraction]) -> list[int]:
 
 def _check(name: str, reader: Reader, *, has_share: bool) -> None:
     if isinstance(reader._data.handle, RemoteDataset):
-        reason = "servers send batches, and a mixture needs the data itself: mix readers of the data instead"
-        raise UnsupportedError(f"reader {name!r} can't be mixed: {reason}", reason=reason)
+        remote = "servers send batches, and a mixture needs the data itself: mix readers of the data instead"
+        raise UnsupportedError(f"reader {name!r} can't be mixed: {remote}", reason=remote)
     if reason := reader._data.handle.in_sequence():
         raise UnsupportedError(f"reader {name!r} can't be mixed: {reason}", reason=reason)
     if reader.world_size > 1:
