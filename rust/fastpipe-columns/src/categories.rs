@@ -15,7 +15,7 @@ use crate::values::Values;
 const WHAT: &str = "the values of a dictionary";
 
 /// Texts and their codes: code `i` represents text `i`.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Categories {
     texts: Vec<Arc<str>>,
     codes: HashMap<Arc<str>, usize>,

@@ -49,6 +49,15 @@ impl Columns {
         &self.specs
     }
 
+    /// Whether rows that the other columns are bound to are written alike, so that both can be written by one call.
+    pub(crate) fn is_like(&self, other: &Columns) -> bool {
+        let alike =
+            |(own, other): (&Column, &Column)| own.feature == other.feature && own.categories == other.categories;
+        self.schema.fields() == other.schema.fields()
+            && self.columns.len() == other.columns.len()
+            && self.columns.iter().zip(&other.columns).all(alike)
+    }
+
     /// Returns the same columns with sparse ones in CSR layout, or `None` if no column has another layout. Existing
     /// bindings remain valid.
     pub(crate) fn in_csr(&self) -> Result<Option<Columns>> {

@@ -1,5 +1,6 @@
 //! A source that reads tables in memory.
 
+use std::any::Any;
 use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
@@ -274,6 +275,11 @@ impl Source for TableSource {
         out: &mut Sink<'_>,
     ) -> std::result::Result<(), Unpicked> {
         pick(&self.columns, units, rows, slots, out)
+    }
+
+    fn shares_pick(&self, other: &dyn Source) -> bool {
+        let other = (other as &dyn Any).downcast_ref::<TableSource>();
+        other.is_some_and(|other| self.columns.is_like(&other.columns))
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {

@@ -1,5 +1,6 @@
 //! A source whose units are fetched one by one: row groups, shards, or results of calls.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -321,6 +322,11 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         out: &mut Sink<'_>,
     ) -> std::result::Result<(), Unpicked> {
         pick(&self.columns, units, rows, slots, out)
+    }
+
+    fn shares_pick(&self, other: &dyn Source) -> bool {
+        let other = (other as &dyn Any).downcast_ref::<UnitsSource<R>>();
+        other.is_some_and(|other| self.columns.is_like(&other.columns))
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {
