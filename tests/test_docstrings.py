@@ -26,7 +26,8 @@ RETURNED = {
     *("Candidates", "CsvSample", "Description", "FeatureStatistics", "Growth", "HeldOut", "LeaseWorker"),
     *("LedgerStatus", "EpochStatus", "WorkerStatus", "Measure", "Partition", "RowEstimate", "ShuffleReport"),
     *("PrometheusCollector", "SqlPartition", "SqlPlan", "WrittenFile", "WrittenRecords", "Features", "StepOfEpoch"),
-    *("AvroLocation", "CsvLocation", "PointLocation", "RowLocation", "TFRecordLocation", "UnitLocation"),
+    *("AvroLocation", "CsvLocation", "MixtureLocation", "PointLocation"),
+    *("RowLocation", "TFRecordLocation", "UnitLocation"),
 }
 # Types that describe arguments: keyword arguments, and protocols.
 ARGUMENTS = {"Directory", "InferOptions", "Options", "ReadableFile", "Units"}

@@ -261,6 +261,12 @@ pub trait Source: Any + Send + Sync {
         false
     }
 
+    /// Whether a unit is fetched with [`Source::fetch`]. In a union, some units may be fetched and others not.
+    fn is_fetched(&self, unit: u64) -> bool {
+        let _ = unit;
+        self.facts().fetches > 0
+    }
+
     /// Fetches the data of a unit. This may block, and returns early if `cancelled` returns true. Several threads call
     /// it at once, but at most one per unit. Before the fetch, [`UnitInfo::held`] is an estimate of the unit's memory.
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched, Error> {
@@ -278,8 +284,8 @@ pub trait Source: Any + Send + Sync {
     /// threads may pick from the same units at once.
     fn pick(&self, units: &[&dyn Unit], rows: &[Row], slots: Range<usize>, out: &mut Sink<'_>) -> Result<(), Unpicked>;
 
-    /// Whether [`Source::pick`] also accepts units that `other` opened, whose columns are equal. Then one call picks the
-    /// rows of both.
+    /// Whether [`Source::pick`] also accepts units that `other` opened. The columns of both are equal. If so, one call
+    /// picks the rows of both.
     fn shares_pick(&self, other: &dyn Source) -> bool {
         let _ = other;
         false

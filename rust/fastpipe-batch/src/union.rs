@@ -184,13 +184,14 @@ impl Source for Union {
         own > 0 && member.source.follows(own)
     }
 
+    fn is_fetched(&self, unit: u64) -> bool {
+        let (member, own) = self.member(unit);
+        member.source.is_fetched(own)
+    }
+
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
         let (member, own) = self.member(unit);
-        match member.source.facts().fetches {
-            // Other members fetch, but this one generates its rows.
-            0 => Ok(Fetched::Nothing),
-            _ => member.source.fetch(own, cancelled),
-        }
+        member.source.fetch(own, cancelled)
     }
 
     fn open(&self, unit: u64, pass: Pass, fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>> {

@@ -1,9 +1,9 @@
 //! Decides which member of a mixture each row comes from.
 //!
-//! It is the chairman assignment of R. Tijdeman, The chairman assignment problem (1980). Of `k` members, member `m` with
-//! share `w` gets `x` of the first `j` rows, and `x` differs from `w * j` by at most `1 - 1 / (2k - 2)`, for every `j`.
-//! Shares are integers, so the assignment repeats after as many rows as their sum. One period is kept as a table, which
-//! makes every question about any row a lookup.
+//! It is the chairman assignment of R. Tijdeman, The chairman assignment problem (1980). Of `k` members, a member with
+//! share `w` gets `x` of the first `j` rows, and `x` differs from `w * j` by at most `1 - 1 / (2k - 2)`, for every
+//! `j`. Shares are integers, so the assignment repeats after as many rows as their sum. One period is kept as a table,
+//! which makes every question about any row a lookup.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;

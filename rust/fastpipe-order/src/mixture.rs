@@ -1,8 +1,8 @@
 //! Mixtures: orders whose rows come from several other orders, the members, in given shares.
 //!
-//! A mixture's units are those of all members, one member after the other. A member that is exhausted before the mixture
-//! starts again with its next epoch, and its units then have other numbers: pass `p` over unit `u` is unit `p * n + u`,
-//! where `n` is the number of all units. So the units of different passes are never confused.
+//! A mixture's units are those of all members, one member after the other. A member that is exhausted before the
+//! mixture starts again with its next epoch, and its units then have other numbers: pass `p` over unit `u` is unit
+//! `p * n + u`, where `n` is the number of all units. So the units of different passes are never confused.
 
 use std::fmt;
 use std::sync::Arc;

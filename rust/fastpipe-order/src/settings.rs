@@ -26,7 +26,7 @@ pub enum Kind {
     Sample,
     /// A sample in which a row may be drawn several times. Different samples may have rows in common.
     Bootstrap,
-    /// The rows of several orders in given shares. See [`Mixture`](crate::Mixture). The members have the shuffle buffers.
+    /// The rows of several orders in given shares. See [`Mixture`](crate::Mixture). The members have shuffle buffers.
     Mixture,
 }
 

@@ -126,8 +126,7 @@ impl PassContext {
     /// Opens a unit that batch `number` needs.
     fn open_ahead(self: &Arc<Self>, scatter: &mut Scatter, epoch: u64, number: u64, unit: u64) -> Result<()> {
         let info = self.config.describe(unit);
-        // In a mixture, some units may be fetched and others be ranges of local files.
-        let needed = self.fetches.are_needed() && info.range.is_none();
+        let needed = self.fetches.are_needed() && self.config.source().is_fetched(unit);
         let fetch = needed.then(|| self.fetches.start(unit, number)).transpose()?;
         let reserved = self.working_memory.reserve(self.unit_bytes(unit));
         let cell = Arc::new(RandomCell::new(unit, epoch, reserved));
