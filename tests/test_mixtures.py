@@ -236,6 +236,22 @@ def test_epochs_of_a_reader_that_starts_again_have_different_orders() -> None:
     assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
 
 
+def test_weights_change_at_the_given_steps() -> None:
+    mixed = mix(numbers(500, 500), [(0, [1, 0]), (3, [1, 1]), (7, {"0": 1, "1": 3})], batch_size=8, stop=96)
+    found = [batch["x"].tolist() for batch in mixed]
+    assert [sum(batch) for batch in found] == [0, 0, 0, 4, 4, 4, 4, 6, 6, 6, 6, 6]
+    rows = pairs(mixed)
+    assert [row for reader, row in rows if reader == 0] == list(range(50))
+    mixed.set_epoch(0)
+    passing = iter(mixed)
+    for step in range(12):
+        assert mixed.batch_at(step)["x"].tolist() == next(passing)["x"].tolist() == found[step]
+    other = mix(numbers(500, 500), [(0, [1, 0]), (4, [1, 1]), (7, [1, 3])], batch_size=8, stop=96)
+    next(iter(other))
+    with pytest.raises(fastpipe.errors.StateError):
+        mixed.load_state_dict(other.state_dict())
+
+
 def test_seeds_of_the_mixture_are_used_where_readers_have_none() -> None:
     def rows(seed: int | None, own: int | None) -> list[int]:
         return column(mix(numbers(50, 50, shuffle=True, seed=own), seed=seed), "row")
@@ -379,6 +395,7 @@ def test_bad_arguments_are_refused() -> None:
     floats = fastpipe.from_arrays({"x": np.zeros(5), "row": np.arange(5)}, batch_size=8)
     turned = fastpipe.from_arrays({"row": np.arange(5), "x": np.arange(5)}, batch_size=8)
     large = fastpipe.from_arrays({"x": np.arange(5), "row": np.arange(5)}, batch_size=9)
+    every: Any = "all_exhausted"
     wrong: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "a dict or a list", lambda: mix(a)),  # type: ignore[arg-type]
         (TypeError, "'1' is 3", lambda: mix([a, 3])),  # type: ignore[list-item]
@@ -396,6 +413,15 @@ def test_bad_arguments_are_refused() -> None:
         (ValueError, "stop must be", lambda: mix([a, b], stop="never")),  # type: ignore[arg-type]
         (ValueError, "stop must be between 1", lambda: mix([a, b], stop=0)),
         (ValueError, "stop must be between 1", lambda: mix([a, b], stop=2**63)),
+        (ValueError, "steps of weights must ascend from 0", lambda: mix([a, b], [(1, [1, 1])])),
+        (ValueError, "steps of weights must ascend", lambda: mix([a, b], [(0, [1, 1]), (0, [1, 2])])),
+        (ValueError, "at most 64 times", lambda: mix([a, b], [(step, [1, 1]) for step in range(65)])),
+        (TypeError, "pairs \\(step, weights\\)", lambda: mix([a, b], [(0, [1, 1]), 3])),  # type: ignore[list-item]
+        (
+            ValueError,
+            "weight of reader 1 is 0",
+            lambda: mix([a, b], [(0, [1, 1]), (1, [1, 0])], stop="all_exhausted", batch_size=2),
+        ),
         (ValueError, "divided among 2 ranks", lambda: mix([ranks])),
         (ValueError, "'1' has a weight above 0, but no rows", lambda: mix(numbers(5, 0))),
         (fastpipe.errors.SchemaError, "only '0' has 'row'", lambda: mix([a, other])),

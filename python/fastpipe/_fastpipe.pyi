@@ -648,7 +648,11 @@ class Order:
     def rows(self, epoch: int, step: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
 
 def mix_orders(
-    orders: Sequence[Order], shares: Sequence[int], *, all_exhausted: bool = False, rows: int | None = None
+    orders: Sequence[Order],
+    phases: Sequence[tuple[int, Sequence[int]]],
+    *,
+    all_exhausted: bool = False,
+    rows: int | None = None,
 ) -> Data: ...
 
 @final

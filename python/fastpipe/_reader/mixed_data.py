@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fastpipe._fastpipe import Order, mix_orders
+from fastpipe._fastpipe import mix_orders
 from fastpipe._locations import MixtureLocation
 from fastpipe._reader.dataset import BaseDataset, Dataset, SourceWording
 from fastpipe._reader.ordering import Ordering, digest
@@ -24,13 +24,13 @@ class Member(NamedTuple):
         name: The reader's name in the mixture.
         data: Its dataset, with whole units.
         ordering: Settings of its order.
-        share: Its rows out of every `sum(shares)` rows of the mixture.
+        shares: For each phase, its rows out of every n rows of the mixture, where n is the sum over all readers.
     """
 
     name: str
     data: Dataset
     ordering: Ordering
-    share: int
+    shares: tuple[int, ...]
 
 
 class MixedDataset(BaseDataset):
@@ -38,21 +38,23 @@ class MixedDataset(BaseDataset):
 
     Args:
         members: The readers, at least one. Their features and categories are equal.
+        starts: First row of each phase, from 0 on.
         stop: When an epoch ends: `"first_exhausted"`, `"all_exhausted"`, or after this number of rows.
 
     Raises:
         LimitError: If there are too many rows or units.
+        ValueError: If the last weight of a reader is 0 before all its rows have occurred, with `"all_exhausted"`.
         UnsupportedError: If the units of a reader can't be read in any order.
     """
 
     column_times = None
 
-    def __init__(self, members: Sequence[Member], stop: str | int) -> None:
-        self._members, self._stop = tuple(members), stop
+    def __init__(self, members: Sequence[Member], starts: Sequence[int], stop: str | int) -> None:
+        self._members, self._starts, self._stop = tuple(members), tuple(starts), stop
         self._orders = [member.ordering.of(member.data.handle) for member in self._members]
         self.handle = mix_orders(
             self._orders,
-            [member.share for member in self._members],
+            [(start, [member.shares[phase] for member in members]) for phase, start in enumerate(self._starts)],
             all_exhausted=stop == "all_exhausted",
             rows=stop if isinstance(stop, int) else None,
         )
@@ -64,11 +66,6 @@ class MixedDataset(BaseDataset):
             "readers": [dict(member.data.interpretation) for member in self._members]
         }
 
-    @property
-    def orders(self) -> list[Order]:
-        """The order of each reader."""
-        return list(self._orders)
-
     def rows(self) -> dict[str, int]:
         """Returns the number of rows that an epoch has from each reader."""
         counts = self.handle.mixed_rows()
@@ -77,10 +74,10 @@ class MixedDataset(BaseDataset):
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the number of readers and rows, and a digest of the readers, their orders and their shares."""
         readers = [
-            [member.data.fingerprint(version), member.ordering.stored(order.shuffle_buffer), member.share]
+            [member.data.fingerprint(version), member.ordering.stored(order.shuffle_buffer), member.shares]
             for member, order in zip(self._members, self._orders, strict=True)
         ]
-        named = json.dumps(readers, sort_keys=True)
+        named = json.dumps([readers, self._starts], sort_keys=True)
         rows = sum(self.rows().values())
         return {"readers": len(readers), "rows": rows, "digest": digest(named.encode())}
 
@@ -92,10 +89,12 @@ class MixedDataset(BaseDataset):
         return MixtureLocation(file=found.file, row=found.row, reader=member.name, location=found)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MixedDataset, (self._members, self._stop)
+        return MixedDataset, (self._members, self._starts, self._stop)
 
     def __str__(self) -> str:
-        period = sum(member.share for member in self._members)
-        shown = [f"{member.name} {member.share / period:.3g}" for member in self._members[:_SHOWN]]
+        period = sum(member.shares[0] for member in self._members)
+        shown = [f"{member.name} {member.shares[0] / period:.3g}" for member in self._members[:_SHOWN]]
         more = len(self._members) - _SHOWN
-        return f"a mixture of {', '.join(shown)}" + (f" and {more} more readers" if more > 0 else "")
+        rest = f" and {more} more readers" if more > 0 else ""
+        changes = f", later with {len(self._starts) - 1} other weights" if len(self._starts) > 1 else ""
+        return f"a mixture of {', '.join(shown)}{rest}{changes}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -18,15 +19,18 @@ from fastpipe.errors import SchemaError, UnsupportedError
 
 Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 
+Weights: TypeAlias = Mapping[str, float] | Sequence[float]
+
 # Shares are multiples of 1 / _PERIOD at the finest. The assignment of one period is kept in memory.
 _PERIOD = 2**20
 _MOST_READERS = 2**12
+_MOST_PHASES = 64
 _MOST_ROWS = 2**62
 
 
 def mix(
     readers: Mapping[str, Reader] | Sequence[Reader],
-    weights: Mapping[str, float] | Sequence[float] | None = None,
+    weights: Weights | Sequence[tuple[int, Weights]] | None = None,
     *,
     batch_size: int | None = None,
     stop: Stop = "first_exhausted",
@@ -61,7 +65,9 @@ def mix(
         weights: Weight of each reader, in the same form as `readers`: finite numbers that are at least 0, and not all
             0. A reader's share is its weight divided by the sum. Shares such as 0.7 and 0.3 are exact. If all shares
             together aren't multiples of 1 / n for any n up to 2^20, they are rounded to multiples of 2^-20, and readers
-            with a weight have at least that share. Defaults to None: equal weights.
+            with a weight have at least that share. A list of pairs `(step, weights)` changes the weights during an
+            epoch: each pair applies from batch `step` of the epoch on, counted over all ranks. Steps ascend from 0; at
+            most 64 pairs. Defaults to None: equal weights.
         batch_size: Number of rows per batch, 1 to 2^31 - 1. Defaults to the batch size of the readers, if it is the
             same for all.
         stop: When an epoch ends. `"first_exhausted"`: before the first row of a reader that has no rows left, so no row
@@ -106,9 +112,9 @@ def mix(
         (100, array([1, 2, 1, 1, 1, 2, 1, 1, 2, 1]))
     """
     named = _named(readers)
-    shares = _shares(named, weights)
+    phases = _phases(named, weights)
     for name, reader in named.items():
-        _check(name, reader, has_share=shares[name] > 0)
+        _check(name, reader, has_share=any(shares[name] for _, shares in phases))
     _check_features(named)
     if not isinstance(stop, str):
         stop = within("stop", stop, 1, _MOST_ROWS)
@@ -116,7 +122,12 @@ def mix(
         raise ValueError(f'stop must be "first_exhausted", "all_exhausted" or a number of rows; got {shown(stop)}')
     own = None if seed is None else within("seed", seed, 0, 2**64 - 1)
     members = [
-        Member(name, reader._data.unsliced(), _seeded(name, number, reader._ordering, own), shares[name])
+        Member(
+            name,
+            reader._data.unsliced(),
+            _seeded(name, number, reader._ordering, own),
+            tuple(shares[name] for _, shares in phases),
+        )
         for number, (name, reader) in enumerate(named.items())
     ]
     ordering = Ordering.checked(
@@ -129,7 +140,7 @@ def mix(
         on_uneven=on_uneven,
     )
     running = PassOptions.checked(num_threads=num_threads, prefetch=prefetch, memory_limit=memory_limit)
-    data = MixedDataset(members, stop)
+    data = MixedDataset(members, [step * ordering.batch_size for step, _ in phases], stop)
     return made(data, ordering=ordering.of_mixture(), running=running, progress=progress, epochs=epochs)
 
 
@@ -150,6 +161,21 @@ def _named(readers: Any) -> dict[str, Reader]:
     if not 1 <= len(named) <= _MOST_READERS:
         raise ValueError(f"a mixture has 1 to {_MOST_READERS} readers; got {len(named)}")
     return named
+
+
+def _phases(named: Mapping[str, Reader], weights: Any) -> list[tuple[int, dict[str, int]]]:
+    """Returns the first step and the shares of each phase."""
+    if not (isinstance(weights, Sequence) and any(isinstance(each, tuple) for each in weights)):
+        return [(0, _shares(named, weights))]
+    if wrong := [each for each in weights if not (isinstance(each, tuple) and len(each) == 2)]:
+        raise TypeError(f"weights must be numbers, or pairs (step, weights); got {shown(wrong[0])}")
+    if len(weights) > _MOST_PHASES:
+        raise ValueError(f"weights can change at most {_MOST_PHASES} times; got {len(weights)} pairs")
+    phases = [(within("the step of weights", step, 0, 2**31), _shares(named, each)) for step, each in weights]
+    steps = [step for step, _ in phases]
+    if steps[0] != 0 or any(step >= following for step, following in itertools.pairwise(steps)):
+        raise ValueError(f"the steps of weights must ascend from 0; got {shown(steps)}")
+    return phases
 
 
 def _shares(named: Mapping[str, Reader], weights: Any) -> dict[str, int]:

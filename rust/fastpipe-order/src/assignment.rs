@@ -141,10 +141,11 @@ impl Assignment {
         Ok(before)
     }
 
-    /// Returns the row that is the `nth` of a member with a share, counted from 0. `None` if it exceeds 64 bits.
+    /// Returns the row that is the `nth` of a member, counted from 0. `None` if the member has no share, or if the row
+    /// exceeds 64 bits.
     pub(crate) fn find(&self, member: usize, nth: u64) -> Option<u64> {
         let share = self.shares[member];
-        let (periods, mut left) = (nth / share, nth % share);
+        let (periods, mut left) = (nth.checked_div(share)?, nth % share);
         let stored = self.counts.len() / self.shares.len();
         let count = |index: usize| u64::from(self.counts[index * self.shares.len() + member]);
         let (mut low, mut high) = (0, stored);

@@ -7,9 +7,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::assignment::{Assignment, LONGEST_PERIOD, MOST_MEMBERS};
+use crate::assignment::{LONGEST_PERIOD, MOST_MEMBERS};
 use crate::failure::{Patience, PlanError, with_room};
 use crate::order::Order;
+use crate::schedule::{MOST_PHASES, Schedule};
 
 /// When an epoch of a mixture ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ pub(crate) struct Member {
 #[derive(Debug)]
 pub struct Mixture {
     pub(crate) members: Vec<Member>,
-    pub(crate) assignment: Assignment,
+    pub(crate) schedule: Schedule,
     rows: u64,
     units: u64,
 }
@@ -47,12 +48,15 @@ pub struct Mixture {
 /// The reason why orders can't be mixed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MixtureError {
-    /// There are no members, no shares, too many members, or a sum of shares above 2^20.
+    /// There are no members, no shares, too many members or phases, phases that aren't in order, or a sum of shares
+    /// above 2^20.
     Shares,
     /// A member is divided among ranks.
     Ranks(usize),
     /// A member with a share has no rows.
     Empty(usize),
+    /// A member gets no more shares before all its rows have occurred.
+    Never(usize),
     /// There are too many rows or units to count.
     TooLong,
     /// The assignment of rows to members can't be planned.
@@ -64,10 +68,11 @@ impl fmt::Display for MixtureError {
         match self {
             MixtureError::Shares => write!(
                 f,
-                "a mixture has 1 to {MOST_MEMBERS} members, and shares whose sum is 1 to {LONGEST_PERIOD}"
+                "a mixture has 1 to {MOST_MEMBERS} members and 1 to {MOST_PHASES} phases with shares whose sum is 1 to {LONGEST_PERIOD}"
             ),
             MixtureError::Ranks(member) => write!(f, "member {member} of a mixture is divided among ranks"),
             MixtureError::Empty(member) => write!(f, "member {member} of a mixture has no rows"),
+            MixtureError::Never(member) => write!(f, "member {member} of a mixture is never exhausted"),
             MixtureError::TooLong => f.write_str("a mixture has more than 2^62 rows or units"),
             MixtureError::Plan(error) => error.fmt(f),
         }
@@ -85,23 +90,30 @@ impl From<PlanError> for MixtureError {
 const MOST: u64 = 1 << 62;
 
 impl Mixture {
-    /// Mixes the rows of orders. Of every `shares.iter().sum()` rows, member `m` has `shares[m]`. Calls `stop_planning`
-    /// now and then; if it returns true, the result is an error.
+    /// Mixes the rows of orders. A phase has its first row, from 0 on, and a share for each member: of every
+    /// `shares.iter().sum()` rows from there on, member `m` has `shares[m]`. Calls `stop_planning` now and then; if it
+    /// returns true, the result is an error.
     ///
     /// # Errors
     ///
     /// [`MixtureError`].
     pub fn new(
         orders: &[Arc<Order>],
-        shares: &[u64],
+        phases: &[(u64, Vec<u64>)],
         stop: Stop,
         stop_planning: &mut dyn FnMut() -> bool,
     ) -> Result<Mixture, MixtureError> {
-        let sum = shares.iter().fold(0, |sum: u64, &share| sum.saturating_add(share));
-        let many = orders.len() != shares.len() || orders.len() > MOST_MEMBERS;
-        if many || !(1..=LONGEST_PERIOD).contains(&sum) {
+        let fits = |shares: &Vec<u64>| {
+            let sum = shares.iter().fold(0, |sum: u64, &share| sum.saturating_add(share));
+            shares.len() == orders.len() && (1..=LONGEST_PERIOD).contains(&sum)
+        };
+        let ascend = phases.is_sorted_by(|(first, _), (next, _)| first < next);
+        let begins = phases.first().is_some_and(|(first, _)| *first == 0);
+        let few = orders.len() <= MOST_MEMBERS && phases.len() <= MOST_PHASES;
+        if !few || !begins || !ascend || !phases.iter().all(|(_, shares)| fits(shares)) {
             return Err(MixtureError::Shares);
         }
+        let shares = |index: usize| phases.iter().any(|(_, shares)| shares[index] > 0);
         let (mut members, mut units) = (with_room(orders.len())?, 0u64);
         for (index, order) in orders.iter().enumerate() {
             if order.settings().ranks != 1 {
@@ -109,7 +121,7 @@ impl Mixture {
             }
             let order = order.with_last()?;
             let rows = order.epoch_rows();
-            if rows == 0 && shares[index] > 0 {
+            if rows == 0 && shares(index) {
                 return Err(MixtureError::Empty(index));
             }
             let first_unit = units;
@@ -124,29 +136,33 @@ impl Mixture {
                 passes: 1,
             });
         }
-        let mut own = with_room(shares.len())?;
-        own.extend_from_slice(shares);
-        let assignment = Assignment::new(own, &mut Patience(stop_planning))?;
-        let sharing = || members.iter().enumerate().filter(|(index, _)| shares[*index] > 0);
+        let schedule = Schedule::new(phases, &mut Patience(stop_planning))?;
+        let sharing = || members.iter().enumerate().filter(|(index, _)| shares(*index));
         let rows = match stop {
             Stop::FirstExhausted => {
-                let ends = sharing().filter_map(|(index, member)| assignment.find(index, member.rows));
+                let ends = sharing().filter_map(|(index, member)| schedule.find(index, member.rows));
                 ends.min()
             }
             Stop::AllExhausted => {
-                let mut ends = sharing().map(|(index, member)| assignment.find(index, member.rows - 1));
-                ends.try_fold(0, |most: u64, end| Some(most.max(end? + 1)))
+                let mut most = 0;
+                for (index, member) in sharing() {
+                    let last = schedule
+                        .find(index, member.rows - 1)
+                        .ok_or(MixtureError::Never(index))?;
+                    most = most.max(last + 1);
+                }
+                Some(most)
             }
             Stop::Rows(rows) => Some(rows),
         };
         let rows = rows.filter(|&rows| rows <= MOST).ok_or(MixtureError::TooLong)?;
-        let counts = assignment.before(rows)?;
+        let counts = schedule.before(rows)?;
         for (member, count) in members.iter_mut().zip(counts) {
             member.passes = count.div_ceil(member.rows.max(1)).max(1);
         }
         let mixture = Mixture {
             members,
-            assignment,
+            schedule,
             rows,
             units,
         };
@@ -176,7 +192,7 @@ impl Mixture {
     ///
     /// [`PlanError`] if memory for the counts can't be allocated.
     pub fn counts(&self) -> Result<Vec<u64>, PlanError> {
-        self.assignment.before(self.rows)
+        self.schedule.before(self.rows)
     }
 
     /// Returns how many numbers of units occur: those of every pass over a member. `None` if they are too many.
@@ -202,6 +218,6 @@ impl Mixture {
                 .planning_memory(member.order.settings().shuffle_buffer, seeks)
         };
         let orders = self.members.iter().map(planned).fold(0, u64::saturating_add);
-        orders.saturating_add(self.assignment.bytes())
+        orders.saturating_add(self.schedule.bytes())
     }
 }

@@ -77,13 +77,13 @@ impl MixtureWalker {
         let count = size.min(self.mixture.rows() - first);
         let released = std::mem::take(&mut self.released);
         let mixture = self.mixture.clone();
-        let mut before = mixture.assignment.before(first)?;
+        let mut before = mixture.schedule.before(first)?;
         let mut picks = Picks {
             units: Vec::new(),
             rows: with_room(count as usize)?,
         };
         self.batches += 1;
-        for index in mixture.assignment.members(first, count) {
+        for index in mixture.schedule.members(first, count) {
             let row = before[index];
             before[index] += 1;
             let own = mixture.members[index].rows.max(1);

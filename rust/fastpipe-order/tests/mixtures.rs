@@ -19,6 +19,8 @@ struct Given {
     counts: Vec<Vec<u32>>,
     members: Vec<Settings>,
     shares: Vec<u64>,
+    /// Shares from a later row on.
+    later: Option<(u64, Vec<u64>)>,
     stop: Stop,
     settings: Settings,
 }
@@ -52,26 +54,56 @@ fn member() -> impl Strategy<Value = (Vec<u32>, Settings, u64)> {
 prop_compose! {
     fn given()(
         members in proptest::collection::vec(member(), 1..5), batch_size in 1..20u32, drop_last: bool, seed: u64,
-        ranks in 1..4u64,
+        ranks in 1..4u64, later in proptest::option::of((1..60u64, [0..6u64, 0..6u64, 0..6u64, 0..6u64])),
         on_uneven in prop_oneof![Just(Uneven::Drop), Just(Uneven::Pad), Just(Uneven::Allow)],
         stop in prop_oneof![Just(Stop::FirstExhausted), Just(Stop::AllExhausted), (0..500u64).prop_map(Stop::Rows)],
     ) -> Given {
         let mut shares: Vec<u64> = members.iter().map(|member| member.2).collect();
         shares[0] += u64::from(shares.iter().all(|&share| share == 0));
+        let later = later.map(|(first, mut later)| {
+            // Otherwise a member may never be exhausted.
+            let least = u64::from(stop == Stop::AllExhausted);
+            later.iter_mut().for_each(|share| *share = least.max(*share));
+            later[0] += u64::from(later[..shares.len()].iter().all(|&share| share == 0));
+            (first, later[..shares.len()].to_vec())
+        });
         Given {
             counts: members.iter().map(|member| member.0.clone()).collect(),
             members: members.iter().map(|member| member.1).collect(),
-            shares, stop,
+            shares, later, stop,
             settings: Settings { batch_size, drop_last, seed, ranks, on_uneven, ..Settings::default() },
         }
     }
 }
 
-fn mixed(orders: &[Arc<Order>], counts: &[Vec<u32>], shares: &[u64], stop: Stop, settings: Settings) -> Arc<Order> {
-    let mixture = Mixture::new(orders, shares, stop, &mut || false).unwrap();
+fn mixed(
+    orders: &[Arc<Order>],
+    counts: &[Vec<u32>],
+    phases: &[(u64, Vec<u64>)],
+    stop: Stop,
+    settings: Settings,
+) -> Arc<Order> {
+    let mixture = Mixture::new(orders, phases, stop, &mut || false).unwrap();
     let units = Arc::new(Units::new(counts.iter().flatten().copied()).unwrap());
     assert_eq!(units.len() as u64, mixture.units());
     Arc::new(Order::of_mixture(&units, settings, Arc::new(mixture)).unwrap())
+}
+
+/// Returns which member gets row `row` of a phase, counted from 1, by the definition of the chairman assignment.
+fn chairman(shares: &[u64], counts: &[u64], row: u64) -> usize {
+    let period: u64 = shares.iter().sum();
+    let sharing: Vec<usize> = (0..shares.len()).filter(|&member| shares[member] > 0).collect();
+    let (scale, several) = ((2 * sharing.len()).saturating_sub(2).max(1) as i64, sharing.len() > 1);
+    // The share of the first `row` rows that a member hasn't got yet, times `period * scale`.
+    let due = |m: usize| (shares[m] * row) as i64 * scale - (counts[m] * period) as i64 * scale;
+    let slack = |m: usize| period as i64 * (scale - i64::from(several)) - due(m);
+    let ready = sharing.iter().copied().filter(|&m| due(m) >= period as i64 || !several);
+    // The least slack over the share, as an exact comparison of fractions.
+    let least = ready.min_by(|&a, &b| {
+        let (own, theirs) = (slack(a) * shares[b] as i64, slack(b) * shares[a] as i64);
+        own.cmp(&theirs).then(a.cmp(&b))
+    });
+    least.unwrap()
 }
 
 impl Given {
@@ -83,58 +115,51 @@ impl Given {
             .collect()
     }
 
+    fn phases(&self) -> Vec<(u64, Vec<u64>)> {
+        [(0, self.shares.clone())]
+            .into_iter()
+            .chain(self.later.clone())
+            .collect()
+    }
+
     fn order(&self, rank: u64) -> Arc<Order> {
         let settings = Settings { rank, ..self.settings };
-        mixed(&self.orders(), &self.counts, &self.shares, self.stop, settings)
+        mixed(&self.orders(), &self.counts, &self.phases(), self.stop, settings)
     }
 
     /// All rows of an epoch in order, by a direct implementation. Passes over members are numbered within the epoch.
     fn naive(&self, epoch: u64) -> Vec<RowId> {
         let orders = self.orders();
-        let period: u64 = self.shares.iter().sum();
         let sizes: Vec<u64> = self
             .counts
             .iter()
             .map(|counts| counts.iter().map(|&n| u64::from(n)).sum())
             .collect();
-        // Which member each row comes from, by the definition of the chairman assignment.
-        let sharing: Vec<usize> = (0..self.shares.len())
-            .filter(|&member| self.shares[member] > 0)
+        let phases = self.phases();
+        let ever: Vec<usize> = (0..sizes.len())
+            .filter(|&m| phases.iter().any(|(_, shares)| shares[m] > 0))
             .collect();
-        let scale = (2 * sharing.len()).saturating_sub(2).max(1) as i64;
         let (mut counts, mut picked) = (vec![0u64; orders.len()], Vec::new());
+        let (mut shares, mut own, mut first) = (Vec::new(), Vec::new(), 0);
         loop {
             let ended = match self.stop {
-                Stop::AllExhausted => sharing.iter().all(|&member| counts[member] >= sizes[member]),
+                Stop::AllExhausted => ever.iter().all(|&member| counts[member] >= sizes[member]),
                 Stop::Rows(rows) => picked.len() as u64 == rows,
                 Stop::FirstExhausted => false,
             };
             if ended {
                 break;
             }
-            let row = picked.len() as u64 + 1;
-            // The share of the first `row` rows that a member hasn't got yet, times `period * scale`.
-            let due =
-                |member: usize| (self.shares[member] * row) as i64 * scale - (counts[member] * period) as i64 * scale;
-            let ready = sharing
-                .iter()
-                .copied()
-                .filter(|&m| due(m) >= period as i64 || sharing.len() == 1);
-            let slack = |m: usize| {
-                let left = period as i64 * (scale - i64::from(sharing.len() > 1)) - due(m);
-                // The slack over the share, as an exact comparison of fractions.
-                (left, self.shares[m] as i64)
-            };
-            let next = ready.min_by(|&a, &b| {
-                let ((left, share), (other, theirs)) = (slack(a), slack(b));
-                (left * theirs).cmp(&(other * share)).then(a.cmp(&b))
-            });
-            let next = next.unwrap();
+            if let Some(phase) = phases.iter().find(|phase| phase.0 == picked.len() as u64) {
+                (shares, own, first) = (phase.1.clone(), vec![0; sizes.len()], phase.0);
+            }
+            let next = chairman(&shares, &own, picked.len() as u64 + 1 - first);
             if self.stop == Stop::FirstExhausted && counts[next] == sizes[next] {
                 break;
             }
             picked.push((next, counts[next]));
             counts[next] += 1;
+            own[next] += 1;
         }
         let passes = |member: usize| counts[member].div_ceil(sizes[member].max(1)).max(1);
         let mut known = BTreeMap::new();
@@ -241,7 +266,7 @@ proptest! {
         let (first, second) = (alone(&first), alone(&second));
         let stop = [Stop::FirstExhausted, Stop::AllExhausted, Stop::Rows(300)][stop as usize];
         let orders = [first.order(0), second.order(0)];
-        let mixture = Mixture::new(&orders, &shares, stop, &mut || false).unwrap();
+        let mixture = Mixture::new(&orders, &[(0, shares.to_vec())], stop, &mut || false).unwrap();
         let counts = |given: &Given, passes: u64| {
             let all: Vec<u32> = given.counts.iter().flatten().copied().collect();
             all.repeat(passes as usize)
@@ -280,7 +305,7 @@ fn unfit_members_are_refused() {
     let one = order(&[3], Settings::default());
     let single = std::slice::from_ref(&one);
     let mix = |orders: &[Arc<Order>], shares: &[u64], stop| {
-        Mixture::new(orders, shares, stop, &mut || false).map(|mixture| mixture.rows())
+        Mixture::new(orders, &[(0, shares.to_vec())], stop, &mut || false).map(|mixture| mixture.rows())
     };
     let all = Stop::AllExhausted;
     assert_eq!(mix(&[], &[], all), Err(MixtureError::Shares));
@@ -298,6 +323,25 @@ fn unfit_members_are_refused() {
         Err(MixtureError::Empty(1))
     );
     assert_eq!(mix(&[one.clone(), none], &[1, 0], all), Ok(3));
+    let phases = |phases: &[(u64, Vec<u64>)], stop| {
+        Mixture::new(&[one.clone(), one.clone()], phases, stop, &mut || false).map(|mixture| mixture.rows())
+    };
+    assert_eq!(phases(&[], all), Err(MixtureError::Shares));
+    assert_eq!(phases(&[(1, vec![1, 1])], all), Err(MixtureError::Shares));
+    assert_eq!(
+        phases(&[(0, vec![1, 1]), (0, vec![1, 1])], all),
+        Err(MixtureError::Shares)
+    );
+    assert_eq!(
+        phases(&[(0, vec![1, 1]), (5, vec![0, 0])], all),
+        Err(MixtureError::Shares)
+    );
+    assert_eq!(phases(&[(0, vec![1, 0]), (3, vec![0, 1])], all), Ok(6));
+    assert_eq!(
+        phases(&[(0, vec![1, 0]), (2, vec![0, 1])], all),
+        Err(MixtureError::Never(0))
+    );
+    assert_eq!(phases(&[(0, vec![1, 0]), (2, vec![0, 1])], Stop::FirstExhausted), Ok(5));
     let ranks = order(
         &[3],
         Settings {

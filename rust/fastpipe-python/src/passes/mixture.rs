@@ -5,21 +5,22 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, ErrorKind, Source, Union, UnionMember, try_collect};
 use fastpipe_engine::{Lease, PassSource, unplanned};
 use fastpipe_order::{Mixture, MixtureError, Stop};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors::IntoPy;
 use crate::passes::order::Order;
 use crate::sources::data::{Begin, Data, Mixed};
 
-/// Creates the dataset of a mixture. Of every `sum(shares)` rows, `shares[k]` come from the dataset of `orders[k]`, in
-/// that order. An epoch has `rows` rows; None means until the first order is exhausted or, with `all_exhausted`, until
-/// each one was exhausted once.
+/// Creates the dataset of a mixture. Each phase has its first row and its shares. Of every `sum(shares)` rows from there
+/// on, `shares[k]` come from the dataset of `orders[k]`, in that order. An epoch has `rows` rows; None means until the
+/// first order is exhausted or, with `all_exhausted`, until each one was exhausted once.
 #[pyfunction]
-#[pyo3(signature = (orders, shares, *, all_exhausted=false, rows=None))]
+#[pyo3(signature = (orders, phases, *, all_exhausted=false, rows=None))]
 pub(crate) fn mix_orders(
     py: Python<'_>,
     orders: Vec<Py<Order>>,
-    shares: Vec<u64>,
+    phases: Vec<(u64, Vec<u64>)>,
     all_exhausted: bool,
     rows: Option<u64>,
 ) -> PyResult<Py<Data>> {
@@ -34,18 +35,22 @@ pub(crate) fn mix_orders(
         interrupt = Python::attach(|py| py.check_signals()).err();
         interrupt.is_some()
     };
-    let mixture = py.detach(|| Mixture::new(&plans, &shares, stop, &mut stop_planning));
+    let mixture = py.detach(|| Mixture::new(&plans, &phases, stop, &mut stop_planning));
     if let Some(interrupt) = interrupt {
         return Err(interrupt);
     }
-    let mixture = mixture.map_err(|error| match error {
-        MixtureError::Plan(error) => unplanned(error),
-        MixtureError::TooLong => Error::new(ErrorKind::Limit, error.to_string()),
-        MixtureError::Shares | MixtureError::Ranks(_) | MixtureError::Empty(_) => {
-            Error::new(ErrorKind::Internal, error.to_string())
+    let mixture = match mixture {
+        Ok(mixture) => Arc::new(mixture),
+        Err(MixtureError::Plan(error)) => return Err(unplanned(error)).py(py),
+        Err(MixtureError::Never(reader)) => {
+            return Err(PyValueError::new_err(format!(
+                "the weight of reader {reader} is 0 before all its rows have occurred: raise its last weight, or pass a \
+                 number of rows as stop"
+            )));
         }
-    });
-    let mixture = Arc::new(mixture.py(py)?);
+        Err(error @ MixtureError::TooLong) => return Err(Error::new(ErrorKind::Limit, error.to_string())).py(py),
+        Err(error) => return Err(Error::new(ErrorKind::Internal, error.to_string())).py(py),
+    };
     let seeds: Vec<u64> = plans.iter().map(|order| order.settings().seed).collect();
     let datas: Vec<Py<Data>> = orders.iter().map(|order| order.get().data().clone_ref(py)).collect();
     let sources = datas.iter().map(|data| data.get().source().clone());
