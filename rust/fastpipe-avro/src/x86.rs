@@ -18,6 +18,7 @@
 mod short;
 
 use std::arch::x86_64::{__cpuid, __m256i, _bzhi_u64, _mm256_loadu_si256, _mm256_movemask_epi8, _pdep_u64, _pext_u64};
+use std::sync::LazyLock;
 
 use fastpipe_batch::{Cells, Overflow};
 
@@ -50,7 +51,7 @@ impl Avx2 {
             && is_x86_feature_detected!("bmi2")
             && is_x86_feature_detected!("lzcnt")
             && is_x86_feature_detected!("popcnt");
-        (all && !slow_pext()).then_some(Avx2(()))
+        (all && !*SLOW_PEXT).then_some(Avx2(()))
     }
 
     /// Reads up to `n` longs from the start of `data`, converts each with `convert` and writes it to `out`, which has
@@ -84,6 +85,9 @@ impl Avx2 {
         unsafe { skip_longs(data, n) }
     }
 }
+
+/// Cached, because CPUID takes microseconds in a virtual machine, and each plan asks.
+static SLOW_PEXT: LazyLock<bool> = LazyLock::new(slow_pext);
 
 fn slow_pext() -> bool {
     // Newer versions of Rust don't need `unsafe` here.
@@ -192,8 +196,8 @@ impl<'a> Window<'a> {
         }
         let at = start % WINDOW + 8;
         let behind = u64::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i]));
-        let high = _pext_u64(_bzhi_u64(behind, 8 * len.saturating_sub(8).min(8) as u32), LOW_BITS);
-        // The tenth byte contributes only one bit.
+        let high = _pext_u64(_bzhi_u64(behind, 8 * len.saturating_sub(8) as u32), LOW_BITS);
+        // The tenth byte contributes only one bit. After more bytes, `high` is arbitrary.
         (unzigzag(low | high << 56), len > 10 || high > 0xff)
     }
 }
