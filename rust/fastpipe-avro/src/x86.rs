@@ -196,8 +196,8 @@ impl<'a> Window<'a> {
         }
         let at = start % WINDOW + 8;
         let behind = u64::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i]));
-        let high = _pext_u64(_bzhi_u64(behind, 8 * len.saturating_sub(8) as u32), LOW_BITS);
-        // The tenth byte contributes only one bit. After more bytes, `high` is arbitrary.
+        let high = _pext_u64(_bzhi_u64(behind, 8 * len.saturating_sub(8).min(8) as u32), LOW_BITS);
+        // The tenth byte contributes only one bit.
         (unzigzag(low | high << 56), len > 10 || high > 0xff)
     }
 }
