@@ -68,7 +68,10 @@ fn one<const NULLABLE: bool>(
 ) -> Result<Option<usize>, Overflow> {
     let start = usize::from(NULLABLE);
     let valid = !NULLABLE || valid;
-    let word = u64::from_le_bytes(std::array::from_fn(|i| bytes[start + i]));
+    let Some(&word) = bytes[start..].first_chunk() else {
+        return Ok(None);
+    };
+    let word = u64::from_le_bytes(word);
     // Selected without a branch, because the processor can't predict nulls.
     let put = |value: u64| if valid { value } else { scalar.fill };
     let len = |n: usize| start + if valid { n } else { 0 };

@@ -18,6 +18,7 @@
 mod short;
 
 use std::arch::x86_64::{__cpuid, __m256i, _bzhi_u64, _mm256_loadu_si256, _mm256_movemask_epi8, _pdep_u64, _pext_u64};
+use std::sync::LazyLock;
 
 use fastpipe_batch::{Cells, Overflow};
 
@@ -50,7 +51,7 @@ impl Avx2 {
             && is_x86_feature_detected!("bmi2")
             && is_x86_feature_detected!("lzcnt")
             && is_x86_feature_detected!("popcnt");
-        (all && !slow_pext()).then_some(Avx2(()))
+        (all && !*SLOW_PEXT).then_some(Avx2(()))
     }
 
     /// Reads up to `n` longs from the start of `data`, converts each with `convert` and writes it to `out`, which has
@@ -84,6 +85,9 @@ impl Avx2 {
         unsafe { skip_longs(data, n) }
     }
 }
+
+/// Cached, because CPUID takes microseconds in a virtual machine, and each plan asks.
+static SLOW_PEXT: LazyLock<bool> = LazyLock::new(slow_pext);
 
 fn slow_pext() -> bool {
     // Newer versions of Rust don't need `unsafe` here.

@@ -24,7 +24,7 @@ use crate::cells::{Cell, Cells, Columns};
 use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_collect, try_filled};
 use crate::key_count::KeyCount;
-use crate::parts::Part;
+use crate::parts::{Part, TextParts};
 use crate::rows::{BOOKKEEPING, Placed, Rows};
 use crate::slab::Slab;
 use crate::writer::{Element, Overflow, Writer};
@@ -425,6 +425,18 @@ impl<'a> Sink<'a> {
     #[inline(always)]
     pub fn writer(&mut self, part: usize) -> &mut Writer {
         &mut self.fragment.writers[part]
+    }
+
+    /// Returns the writers of a text's lengths and of its bytes.
+    #[inline(always)]
+    pub fn text_writers(&mut self, to: TextParts) -> Result<(&mut Writer, &mut Writer), Overflow> {
+        let both = [to.lengths as usize, to.bytes as usize];
+        let [lengths, bytes] = self
+            .fragment
+            .writers
+            .get_disjoint_mut(both)
+            .map_err(|_| Overflow::Row)?;
+        Ok((lengths, bytes))
     }
 
     /// Counts keys of the column with this part that were read, and how many of these were left out. All parts of a

@@ -221,7 +221,7 @@ impl Writer {
     /// steps and may write some of the bytes after `n`. So most short copies need no call.
     #[inline(always)]
     pub fn extend_loosely(&mut self, bytes: &[u8], n: usize) -> Result<(), Overflow> {
-        const STEP: usize = 32;
+        const STEP: usize = 64;
         const MOST: usize = 4 * STEP;
         if n > MOST || bytes.len() < MOST || self.capacity - self.len < MOST {
             return self.extend(bytes.get(..n).ok_or(Overflow::Row)?);

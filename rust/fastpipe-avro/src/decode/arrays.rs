@@ -143,11 +143,9 @@ impl Decoder<'_, '_, '_, '_> {
                 LengthRule::Pad(want) => items.count.min(want - n),
             };
             if let [Op::Text { check, to }] = *body.of(&self.plan.ops) {
-                for _ in 0..taken {
-                    if let Err(fault) = self.read_text(check, to) {
-                        self.blamed.get_or_insert(body.start);
-                        return Err(fault);
-                    }
+                if let Err(fault) = self.read_texts(taken, check, to) {
+                    self.blamed.get_or_insert(body.start);
+                    return Err(fault);
                 }
             } else {
                 for _ in 0..taken {

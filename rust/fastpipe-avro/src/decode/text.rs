@@ -38,12 +38,23 @@ impl Decoder<'_, '_, '_, '_> {
     /// Reads a string or bytes.
     #[inline(always)]
     pub(super) fn read_text(&mut self, check: bool, to: TextParts) -> Result<()> {
-        let (bytes, n) = self.cursor.text_and_rest()?;
-        if check && (begins_within(bytes, n) || self.check_each && simdutf8::basic::from_utf8(&bytes[..n]).is_err()) {
-            return Err(DecodeError::Utf8);
+        self.read_texts(1, check, to)
+    }
+
+    /// Reads several strings or bytes.
+    #[inline(always)]
+    pub(super) fn read_texts(&mut self, n: usize, check: bool, to: TextParts) -> Result<()> {
+        let (lengths, texts) = self.out.text_writers(to)?;
+        for _ in 0..n {
+            let (bytes, n) = self.cursor.text_and_rest()?;
+            if check && (begins_within(bytes, n) || self.check_each && simdutf8::basic::from_utf8(&bytes[..n]).is_err())
+            {
+                return Err(DecodeError::Utf8);
+            }
+            lengths.push(n as i64)?;
+            texts.extend_loosely(bytes, n)?;
         }
-        self.out.writer(to.lengths as usize).push(n as i64)?;
-        Ok(self.out.writer(to.bytes as usize).extend_loosely(bytes, n)?)
+        Ok(())
     }
 
     #[inline(always)]
