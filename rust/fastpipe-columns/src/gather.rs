@@ -92,8 +92,7 @@ impl Gather<'_> {
         }
         let mut keys = KeyCount::default();
         for stretch in self.stretches {
-            let chunk = self.chunk(stretch.start)?;
-            keys += chunk.keys_of(stretch.rows());
+            keys += self.chunk(stretch.start)?.keys_of(stretch.rows());
         }
         if self.stretches.is_empty() {
             for row in self.rows {
@@ -333,11 +332,8 @@ impl Gather<'_> {
         let mut rest = columnar.placed::<i64>(to.lengths as usize)?;
         for stretch in self.stretches {
             let (out, behind) = rest.split_at_mut_checked(stretch.len).ok_or_else(lost)?;
-            let lens = self
-                .chunk(stretch.start)?
-                .values
-                .text_lens(stretch.rows())
-                .ok_or_else(lost)?;
+            let values = &self.chunk(stretch.start)?.values;
+            let lens = values.text_lens(stretch.rows()).ok_or_else(lost)?;
             out.iter_mut().zip(lens).for_each(|(out, len)| *out = len as i64);
             rest = behind;
         }
