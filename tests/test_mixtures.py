@@ -395,7 +395,6 @@ def test_bad_arguments_are_refused() -> None:
     floats = fastpipe.from_arrays({"x": np.zeros(5), "row": np.arange(5)}, batch_size=8)
     turned = fastpipe.from_arrays({"row": np.arange(5), "x": np.arange(5)}, batch_size=8)
     large = fastpipe.from_arrays({"x": np.arange(5), "row": np.arange(5)}, batch_size=9)
-    every: Any = "all_exhausted"
     wrong: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "a dict or a list", lambda: mix(a)),  # type: ignore[arg-type]
         (TypeError, "'1' is 3", lambda: mix([a, 3])),  # type: ignore[list-item]

@@ -15,13 +15,13 @@ use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::DataType;
-use fastpipe_batch::{DType, Error, ErrorKind, KeyCount, Leaf, try_reserve, try_with_capacity};
+use fastpipe_batch::{DType, Error, ErrorKind, KeyCount, Leaf, hint, try_reserve, try_with_capacity};
 
 use crate::indirection::Indirection;
 use crate::layout::{Column, into_lists};
 use crate::lists::{Lists, lengths, lists_of};
 use crate::trace::{Step, plain};
-use crate::values::{Values, elements, internal};
+use crate::values::{Values, elements, internal, located};
 use crate::wanted::{Finished, Wanted, finish, pairs, rewritten};
 
 /// One level of nesting: its nulls, and the lists that lead to the next level.
@@ -393,14 +393,28 @@ impl Binding {
         self.values.text_and_rest(self.at(i))
     }
 
+    /// Appends, for each row, the bytes of its text and of texts after it, and the length of its text.
+    pub(crate) fn locate_texts<'b>(&'b self, rows: Range<usize>, texts: &mut Vec<(&'b [u8], usize)>) -> Option<()> {
+        let mut push = |text: Option<(&'b [u8], usize)>| {
+            let text = text?;
+            // These bytes are read later, and may be anywhere in memory.
+            text.0.first().into_iter().for_each(|byte| hint(byte));
+            texts.push(text);
+            Some(())
+        };
+        match (&self.indirections[..], &self.values) {
+            // The layout of most dictionaries.
+            ([Indirection::I32(keys)], Values::ShortText(offsets, bytes)) => {
+                let mut keys = keys.get(rows)?.iter();
+                keys.try_for_each(|&key| push(located(offsets, bytes, key as usize)))
+            }
+            _ => rows.into_iter().try_for_each(|row| push(self.text_and_rest(row))),
+        }
+    }
+
     /// Whether the texts of consecutive rows are contiguous.
     pub(crate) fn has_contiguous_texts(&self) -> bool {
         self.is_direct() && matches!(self.values, Values::ShortText(..) | Values::LongText(..))
-    }
-
-    /// Returns the bytes of the texts of all these rows, if they are contiguous.
-    pub(crate) fn texts(&self, rows: Range<usize>) -> Option<&[u8]> {
-        self.is_direct().then(|| self.values.texts(rows)).flatten()
     }
 
     /// Whether the value of row `i` fits the requested type.

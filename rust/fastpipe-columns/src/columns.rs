@@ -271,4 +271,10 @@ impl Chunks {
             row: row - before,
         })
     }
+
+    /// Returns the location of a row, and the number of rows from there to the end of its record batch.
+    pub(crate) fn find_with_rest(&self, row: usize) -> Option<(At, usize)> {
+        let at = self.find(row)?;
+        Some((at, self.ends.get(at.chunk as usize)? - row))
+    }
 }

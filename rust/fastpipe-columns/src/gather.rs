@@ -5,6 +5,8 @@
 //! once. Columns with deeper nesting are written value by value (`nested.rs`). So are columns with a null that the spec
 //! doesn't allow, so that only that module reports it.
 
+use std::ops::Range;
+
 use arrow_buffer::NullBuffer;
 use fastpipe_batch::{
     ColumnarRows, Error, ErrorKind, Form, KeyCount, LengthRule, Lengths, NestedForm, Overflow, TextParts, ValueParts,
@@ -37,23 +39,17 @@ pub(crate) struct At {
 /// A range of consecutive rows of a record batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stretch {
-    /// Index of the record batch.
-    pub(crate) chunk: usize,
     /// The first row.
-    pub(crate) row: usize,
+    pub(crate) start: At,
     /// Number of rows.
     pub(crate) len: usize,
 }
 
-/// Groups the rows into the minimum number of contiguous ranges.
-pub(crate) fn stretches(rows: &[At]) -> Result<Vec<Stretch>> {
-    let follow = |pair: &At, next: &At| pair.chunk == next.chunk && pair.row + 1 == next.row;
-    let stretches = rows.chunk_by(follow).map(|rows| Stretch {
-        chunk: rows[0].chunk as usize,
-        row: rows[0].row,
-        len: rows.len(),
-    });
-    try_collect(stretches, "the locations of picked rows")
+impl Stretch {
+    /// Returns the rows in their record batch.
+    pub(crate) fn rows(&self) -> Range<usize> {
+        self.start.row..self.start.row + self.len
+    }
 }
 
 /// An error and the index of the picked row that caused it.
@@ -96,8 +92,7 @@ impl Gather<'_> {
         }
         let mut keys = KeyCount::default();
         for stretch in self.stretches {
-            let chunk = self.chunks.get(stretch.chunk).ok_or_else(lost)?;
-            keys += chunk.keys_of(stretch.row..stretch.row + stretch.len);
+            keys += self.chunk(stretch.start)?.keys_of(stretch.rows());
         }
         if self.stretches.is_empty() {
             for row in self.rows {
@@ -225,8 +220,9 @@ impl Gather<'_> {
         let mut rest = out;
         for stretch in self.stretches {
             let (out, behind) = rest.split_at_mut_checked(stretch.len * width).ok_or_else(lost)?;
-            let from = self.bytes_of(stretch.chunk)?;
-            let from = from.get(stretch.row * width..(stretch.row + stretch.len) * width);
+            let rows = stretch.rows();
+            let from = self.bytes_of(stretch.start.chunk as usize)?;
+            let from = from.get(rows.start * width..rows.end * width);
             out.copy_from_slice(from.ok_or_else(lost)?);
             rest = behind;
         }
@@ -291,7 +287,14 @@ impl Gather<'_> {
         let mut next_null = nulls.into_iter().peekable();
         // The bytes of each text and of texts after it, and the length of the text.
         let mut texts = try_with_capacity(self.rows.len(), "the locations of texts")?;
-        for (at, row) in self.rows.iter().enumerate() {
+        // Locations of rows without nulls are found a range at a time, which is faster.
+        if next_null.peek().is_none() {
+            for stretch in self.stretches {
+                let chunk = self.chunk(stretch.start)?;
+                chunk.locate_texts(stretch.rows(), &mut texts).ok_or_else(lost)?;
+            }
+        }
+        for (at, row) in self.rows.iter().enumerate().skip(texts.len()) {
             let text = match next_null.next_if_eq(&at) {
                 Some(_) => (fill, fill.len()),
                 None => self.chunk(*row)?.text_and_rest(row.row).ok_or_else(lost)?,
@@ -326,19 +329,19 @@ impl Gather<'_> {
 
     /// Copies strings without nulls that are contiguous in each range of rows.
     fn text_stretches(&self, to: TextParts, columnar: &mut ColumnarRows<'_, '_>) -> Result<()> {
-        let lens = columnar.placed::<i64>(to.lengths as usize)?;
-        for (out, row) in lens.iter_mut().zip(self.rows) {
-            let text = self.chunk(*row)?.text(row.row).ok_or_else(lost)?;
-            // These bytes are copied later.
-            text.first().into_iter().for_each(|byte| hint(byte));
-            *out = text.len() as i64;
+        let mut rest = columnar.placed::<i64>(to.lengths as usize)?;
+        for stretch in self.stretches {
+            let (out, behind) = rest.split_at_mut_checked(stretch.len).ok_or_else(lost)?;
+            let values = &self.chunk(stretch.start)?.values;
+            let lens = values.text_lens(stretch.rows()).ok_or_else(lost)?;
+            out.iter_mut().zip(lens).for_each(|(out, len)| *out = len as i64);
+            rest = behind;
         }
         let mut arena = columnar.arena(to.bytes as usize)?;
         for stretch in self.stretches {
-            let chunk = self.chunks.get(stretch.chunk).ok_or_else(lost)?;
-            let rows = stretch.row..stretch.row + stretch.len;
-            let bytes = chunk.texts(rows.clone()).ok_or_else(lost)?;
-            let lens = rows.map(|row| chunk.text(row).map_or(0, <[u8]>::len));
+            let values = &self.chunk(stretch.start)?.values;
+            let lens = values.text_lens(stretch.rows()).ok_or_else(lost)?;
+            let bytes = values.texts(stretch.rows()).ok_or_else(lost)?;
             arena.take_rows(lens)?.copy_from_slice(bytes);
         }
         Ok(())

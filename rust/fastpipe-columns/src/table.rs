@@ -9,13 +9,14 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use fastpipe_batch::{
     Access, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Fragment, Mark, Pass, Pick, Result, Row, Rows,
-    Sink, SlabPool, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_with_capacity,
+    Sink, SlabPool, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_reserve,
+    try_with_capacity,
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::binding::Binding;
 use crate::columns::{Chunks, Columns, PICKED};
-use crate::gather::{At, stretches};
+use crate::gather::{At, Stretch};
 
 /// Number of rows in a unit of a table in memory. Orders depend on this constant, but not on the record batches of a
 /// table.
@@ -55,6 +56,28 @@ fn consecutive(picks: &[Pick]) -> usize {
     behind.count() + usize::from(!picks.is_empty())
 }
 
+impl OpenRows {
+    /// Groups the picked rows into the minimum number of contiguous ranges.
+    fn stretches(&self, picks: &[Pick]) -> Result<Vec<Stretch>> {
+        let mut found = Vec::new();
+        for run in picks.chunk_by(|pick, next| next.record.checked_sub(1) == Some(pick.record)) {
+            let (mut record, last) = (run[0].record, run[run.len() - 1].record);
+            if last >= self.rows {
+                return Err(missing(record.max(self.rows)));
+            }
+            while record <= last {
+                let start = self.chunks.find_with_rest(self.first + record as usize);
+                let (start, rest) = start.ok_or_else(|| missing(record))?;
+                let len = rest.min((last - record) as usize + 1);
+                try_reserve(&mut found, 1, PICKED)?;
+                found.push(Stretch { start, len });
+                record += len as u32;
+            }
+        }
+        Ok(found)
+    }
+}
+
 impl Unit for OpenRows {
     fn rows(&self) -> u32 {
         self.rows
@@ -74,14 +97,15 @@ impl Unit for OpenRows {
         let mut rest = picks;
         while !rest.is_empty() {
             let (some, behind) = rest.split_at(consecutive(rest));
-            let at = some.iter().map(|pick| {
-                let found = (pick.record < self.rows).then(|| self.chunks.find(self.first + pick.record as usize));
-                found.flatten().ok_or_else(|| missing(pick.record))
-            });
-            let at: Vec<At> = at.collect::<Result<_>>()?;
+            let stretches = self.stretches(some)?;
+            let mut at = try_with_capacity(some.len(), PICKED)?;
+            for stretch in &stretches {
+                let chunk = stretch.start.chunk;
+                at.extend(stretch.rows().map(|row| At { chunk, row }));
+            }
             let slots = some[0].slot..some[0].slot + some.len() as u32;
             self.columns
-                .write(&chunks, (&at, &stretches(&at)?), slots, out)
+                .write(&chunks, (&at, &stretches), slots, out)
                 .map_err(|fault| fault.error.with_record(u64::from(some[fault.at].record)))?;
             rest = behind;
         }

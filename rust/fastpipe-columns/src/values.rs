@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef};
-use arrow_buffer::{BooleanBuffer, Buffer, OffsetBuffer};
+use arrow_buffer::{ArrowNativeType, BooleanBuffer, Buffer, OffsetBuffer};
 use arrow_schema::DataType;
 use fastpipe_batch::{Error, ErrorKind};
 
@@ -67,19 +67,15 @@ impl Values {
     /// Returns the bytes of string `i` and of strings after it, and the length of string `i`.
     #[inline]
     pub(crate) fn text_and_rest(&self, i: usize) -> Option<(&[u8], usize)> {
-        let end = i.checked_add(1)?;
-        let (bytes, start, end) = match self {
-            Values::ShortText(offsets, bytes) => (bytes, *offsets.get(i)? as usize, *offsets.get(end)? as usize),
-            Values::LongText(offsets, bytes) => (bytes, *offsets.get(i)? as usize, *offsets.get(end)? as usize),
+        match self {
+            Values::ShortText(offsets, bytes) => located(offsets, bytes, i),
+            Values::LongText(offsets, bytes) => located(offsets, bytes, i),
             Values::Views(views, buffers) => {
                 let text = viewed(views.as_chunks().0.get(i)?, buffers)?;
-                return Some((text, text.len()));
+                Some((text, text.len()))
             }
-            Values::Elements(_) | Values::Bits(_) => return None,
-        };
-        let len = end.checked_sub(start)?;
-        let bytes = bytes.get(start..)?;
-        (len <= bytes.len()).then_some((bytes, len))
+            Values::Elements(_) | Values::Bits(_) => None,
+        }
     }
 
     /// Returns the bytes of all these strings, if they are contiguous.
@@ -95,6 +91,17 @@ impl Values {
         }
     }
 
+    /// Returns the length of each of these strings, if they are contiguous.
+    pub(crate) fn text_lens(&self, rows: Range<usize>) -> Option<impl Iterator<Item = usize>> {
+        let (short, long): (&[i32], &[i64]) = match self {
+            Values::ShortText(offsets, _) => (offsets.get(rows.start..=rows.end)?, &[]),
+            Values::LongText(offsets, _) => (&[], offsets.get(rows.start..=rows.end)?),
+            Values::Elements(_) | Values::Bits(_) | Values::Views(..) => return None,
+        };
+        let short = short.windows(2).map(|ends| (ends[1] - ends[0]) as usize);
+        Some(short.chain(long.windows(2).map(|ends| (ends[1] - ends[0]) as usize)))
+    }
+
     /// Writes element `i` to `out`. Returns `None` if it doesn't exist.
     #[inline]
     pub(crate) fn element(&self, i: usize, out: &mut [u8]) -> Option<()> {
@@ -108,6 +115,16 @@ impl Values {
         }
         Some(())
     }
+}
+
+/// Returns the bytes of string `i` and of strings after it, and the length of string `i`.
+#[inline]
+pub(crate) fn located<'a>(offsets: &[impl ArrowNativeType], bytes: &'a [u8], i: usize) -> Option<(&'a [u8], usize)> {
+    let ends = offsets.get(i..)?.first_chunk::<2>()?;
+    let (start, end) = (ends[0].as_usize(), ends[1].as_usize());
+    let bytes = bytes.get(start..)?;
+    let len = end.checked_sub(start)?;
+    (len <= bytes.len()).then_some((bytes, len))
 }
 
 /// Returns the string of a view. Bytes 0 to 3 of a view are the length. A short string follows directly. For a long
@@ -139,4 +156,35 @@ pub(crate) fn elements(array: &ArrayRef, size: usize) -> Result<Values, Error> {
         return Err(internal("as many values as rows", array));
     }
     Ok(Values::Elements(buffer.slice_with_length(from, bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{LargeStringArray, StringArray, StringViewArray};
+
+    use super::*;
+
+    #[test]
+    fn ranges_of_texts_have_their_lengths_and_bytes() {
+        let texts = ["a", "", "\u{e4}bc", "long enough for a buffer", ""];
+        let arrays: [ArrayRef; 2] = [
+            Arc::new(StringArray::from(texts.to_vec())),
+            Arc::new(LargeStringArray::from(texts.to_vec())),
+        ];
+        for values in arrays.iter().map(|array| Values::of_text(&array.slice(1, 4)).unwrap()) {
+            for range in [0..0, 0..4, 1..3, 4..4] {
+                let expected = &texts[1..][range.clone()];
+                let lens: Vec<usize> = values.text_lens(range.clone()).unwrap().collect();
+                assert_eq!(lens, expected.iter().map(|text| text.len()).collect::<Vec<_>>());
+                assert_eq!(values.texts(range), Some(expected.concat().as_bytes()));
+            }
+            assert!(values.text_lens(2..5).is_none() && values.text_and_rest(4).is_none());
+            let (bytes, len) = values.text_and_rest(1).unwrap();
+            assert_eq!(&bytes[..len], texts[2].as_bytes());
+        }
+        let views: ArrayRef = Arc::new(StringViewArray::from(texts.to_vec()));
+        assert!(Values::of_text(&views).unwrap().text_lens(0..1).is_none());
+    }
 }
