@@ -21,7 +21,7 @@ import samples
 from every_source import ROWS, Make, digests, make
 from fastpipe import mix
 from fastpipe._reader.mixing import shares_of
-from test_pipelines import Model, size, taken
+from test_pipelines import PIPELINES, STEPS, Model, size, taken
 
 pytest.importorskip("pyarrow")
 
@@ -94,6 +94,13 @@ def located(model: Model, mixed: fastpipe.Reader, epoch: int = 0) -> list[list[t
     return [[of(step, row) for row in range(count)] for step, count in enumerate(counts)]
 
 
+def rows_of(model: Model, reader: fastpipe.Reader, epochs: range) -> list[list[int]]:
+    """Returns the rows of a reader in each epoch."""
+    sizes = [size(reader.batch_at(step)) for step in range(len(reader))]
+    places = [(step, row) for step, count in enumerate(sizes) for row in range(count)]
+    return [[model.index[reader.locate(step, row, epoch)] for step, row in places] for epoch in epochs]
+
+
 @pytest.mark.parametrize("stop", STOPS)
 def test_rows_come_in_the_order_of_each_reader(make: Make, model: Model, stop: Any) -> None:
     readers = [make(batch_size=17, **order) for order in ORDERS]
@@ -102,14 +109,10 @@ def test_rows_come_in_the_order_of_each_reader(make: Make, model: Model, stop: A
     counts = list(mixed._data.rows().values())
     passes = [max(1, math.ceil(count / ROWS)) for count in counts]
     epoch = 1
-    rows: dict[int, list[list[int]]] = {}
-    for number, reader in enumerate(readers):
-        own = range(epoch * passes[number], (epoch + 1) * passes[number])
-        steps = range(len(reader))
-        sizes = [size(reader.batch_at(step)) for step in steps]
-        rows[number] = [
-            [model.index[reader.locate(step, row, at)] for step in steps for row in range(sizes[step])] for at in own
-        ]
+    rows = {
+        number: rows_of(model, reader, range(epoch * passes[number], (epoch + 1) * passes[number]))
+        for number, reader in enumerate(readers)
+    }
     naive = expected(rows, shares, stop)
     assert [list(own) for own in zip(*naive, strict=True)] == [
         list(own) for own in zip(*itertools.chain(*located(model, mixed, epoch)), strict=True)
@@ -151,6 +154,43 @@ def test_states_resume_with_any_number_of_ranks(make: Make) -> None:
             again.load_state_dict(state)
             found.append(digests(again))
         assert [batch for each in itertools.zip_longest(*found) for batch in each if batch is not None] == whole[step:]
+
+
+@pytest.mark.parametrize("number", range(max(1, PIPELINES // 10)))
+def test_selections_are_mixed(make: Make, model: Model, number: int) -> None:
+    """Readers with random filters, splits and partitions, in random orders."""
+
+    def mixed(ranks: int, rank: int) -> tuple[fastpipe.Reader, list[fastpipe.Reader], list[int]]:
+        draw = np.random.default_rng(number)
+        readers: list[fastpipe.Reader] = []
+        while len(readers) < 3:
+            options = ORDERS[draw.integers(len(ORDERS))]
+            reader, rows = make(**{"batch_size": int(draw.integers(1, 40)), "seed": 3} | options), list(range(ROWS))
+            for _ in range(draw.integers(3)):
+                reader, rows = STEPS[draw.integers(len(STEPS))](model, draw)(reader, rows)
+            readers += [reader] if rows else []
+        shares, stop = draw.integers(1, 9, 3).tolist(), STOPS[draw.integers(len(STOPS))]
+        whole = mix(readers, shares, batch_size=25, stop=stop, rank=rank, world_size=ranks, on_uneven="allow")
+        return whole, readers, [*shares, stop]
+
+    whole, readers, (*shares, stop) = mixed(1, 0)
+    counts = whole._data.rows().values()
+    passes = [math.ceil(count / reader.num_rows) for count, reader in zip(counts, readers, strict=True)]
+    rows = {at: rows_of(model, reader, range(max(1, passes[at]))) for at, reader in enumerate(readers)}
+    naive = cut(expected(rows, shares, stop), 25)
+    assert located(model, whole) == naive
+    batches = digests(whole)
+    step = number % (len(batches) + 1)
+    whole.set_epoch(0)
+    for _, _batch in zip(range(step), whole, strict=False):
+        pass
+    state = whole.state_dict()
+    resumed = []
+    for rank in range(2):
+        again = mixed(2, rank)[0]
+        again.load_state_dict(state)
+        resumed.append(digests(again) if step < len(batches) else [])
+    assert [batch for each in itertools.zip_longest(*resumed) for batch in each if batch is not None] == batches[step:]
 
 
 def numbers(*counts: int, **options: Any) -> list[fastpipe.Reader]:
