@@ -58,7 +58,8 @@ impl Schedule {
         })
     }
 
-    /// Returns the row that is the `nth` of a member, counted from 0. `None` if there is none, or if it exceeds 64 bits.
+    /// Returns the row that is the `nth` of a member, counted from 0. `None` if there is none, or if the row exceeds 64
+    /// bits.
     pub(crate) fn find(&self, member: usize, nth: u64) -> Option<u64> {
         let phase = self.phases.partition_point(|phase| phase.before[member] <= nth);
         let phase = &self.phases[phase - 1];

@@ -357,6 +357,6 @@ fn unfit_members_are_refused() {
     );
     assert_eq!(mix(&[one.clone(), large], &[1 << 19, 1], Stop::FirstExhausted), Ok(3));
     assert_eq!(mix(single, &[1], Stop::Rows(u64::MAX)), Err(MixtureError::TooLong));
-    let stopped = Mixture::new(&[one], &[1 << 20], all, &mut || true);
+    let stopped = Mixture::new(&[one], &[(0, vec![1 << 20])], all, &mut || true);
     assert!(matches!(stopped, Err(MixtureError::Plan(_))));
 }

@@ -12,9 +12,9 @@ use crate::errors::IntoPy;
 use crate::passes::order::Order;
 use crate::sources::data::{Begin, Data, Mixed};
 
-/// Creates the dataset of a mixture. Each phase has its first row and its shares. Of every `sum(shares)` rows from there
-/// on, `shares[k]` come from the dataset of `orders[k]`, in that order. An epoch has `rows` rows; None means until the
-/// first order is exhausted or, with `all_exhausted`, until each one was exhausted once.
+/// Creates the dataset of a mixture. Each phase has its first row and its shares. Of every `sum(shares)` rows from
+/// there on, `shares[k]` come from the dataset of `orders[k]`, in that order. An epoch has `rows` rows; None means
+/// until the first order is exhausted or, with `all_exhausted`, until each one was exhausted once.
 #[pyfunction]
 #[pyo3(signature = (orders, phases, *, all_exhausted=false, rows=None))]
 pub(crate) fn mix_orders(
