@@ -393,7 +393,7 @@ def counts_of(reader: Reader) -> npt.NDArray[np.uint32]:
         ValueError: If the reader has ranks, or draws a sample for each epoch.
     """
     if reader.world_size > 1:
-        raise ValueError("rows must be chosen from a reader without ranks: name the devices of all ranks in devices=")
+        raise ValueError("omit rank and world_size, and name the devices of all ranks in devices=")
     check(reader, "fill")
     return reader._data.handle.unit_rows()
 
