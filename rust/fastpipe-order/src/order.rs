@@ -116,8 +116,8 @@ impl Order {
         }
     }
 
-    /// Returns the rows of an epoch's sample as ascending indices over all units, the rows of [`Order::of_rows`] in their
-    /// sequence, or `None` if the order has all rows.
+    /// Returns the rows of an epoch's sample as ascending indices over all units, or `None` if the order has all rows.
+    /// The rows of [`Order::of_rows`] keep their sequence.
     ///
     /// # Errors
     ///
