@@ -411,6 +411,12 @@ def test_samples_of_a_file_in_one_piece_are_read_in_sequence(in_one_piece: dict[
     found = [batch["n"].tolist() for batch in reader.take([3, last], batch_size=1)]
     rows = fastpipe.read_csv(plain, features=FEATURES, batch_size=1).take([3, last])
     assert found == [batch["n"].tolist() for batch in rows]
+    assert [batch["n"].tolist() for batch in reader.take([3, 3, last, last], batch_size=3)] == [
+        [found[0][0]] * 2 + found[1],
+        found[1],
+    ]
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="cannot read rows at random"):
+        reader.take([last, 3])
 
 
 def with_dictionary(text: bytes) -> bytes:

@@ -660,8 +660,8 @@ def test_the_message_says_what_to_do(condition: Any, error: type[Exception], mat
 
 def test_readers_that_cant_be_filtered() -> None:
     reader = fastpipe.from_arrays({"x": np.arange(20)}, batch_size=2)
-    with pytest.raises(ValueError, match=r"filter\(\) cannot select rows of a sample"):
-        reader.sample(5, seed=1).filter(col("x") > 3)
+    with pytest.raises(ValueError, match=r"filter\(\) cannot select rows of samples.*redraw=False"):
+        reader.sample(5, seed=1, redraw=True).filter(col("x") > 3)
     refused = pytest.raises(UnsupportedError, match=r"filter\(\) needs the data itself")
     with reader.serve() as server, fastpipe.connect(server.url) as served, refused:
         served.filter(col("x") > 3)

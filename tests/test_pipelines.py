@@ -1,7 +1,7 @@
-"""Random pipelines of filters, splits, folds, left out rows and partitions of every source, beside lists of indices.
+"""Random pipelines of filters, splits, samples, taken rows and other steps of every source, beside lists of indices.
 
-A split of filtered rows must have the rows of the same split of all rows that pass the filter. So the model of each
-step is a set of rows of the whole dataset, and a pipeline has the rows that are in all of these sets.
+A split of filtered rows must have the rows of the same split of all rows that pass the filter. So the model of such a
+step is a set of rows of the whole dataset. Samples and taken rows are positions in the list of the step before.
 """
 
 from __future__ import annotations
@@ -109,28 +109,56 @@ def left_out(model: Model, draw: np.random.Generator) -> Step:
 
 
 def partitioned(model: Model, draw: np.random.Generator) -> Step:
+    """Reads a partition. The rows of all partitions together are those of the reader."""
+
     def step(reader: fastpipe.Reader, rows: Rows) -> tuple[fastpipe.Reader, Rows]:
         parts = reader.partition(int(draw.integers(1, 5)))
         if not parts:
             return reader, rows
         part = parts[draw.integers(len(parts))]
         start = sum(each.rows for each in parts[: part.number])
-        return reader.read_partition(part), rows[start : start + part.rows]
+        # A unit has the same rows in a sequence of rows as in storage order.
+        members = sorted(range(len(rows)), key=rows.__getitem__)[start : start + part.rows]
+        return reader.read_partition(part), [rows[at] for at in sorted(members)]
+
+    return step
+
+
+def taken(model: Model, draw: np.random.Generator) -> Step:
+    """Takes rows by index, some of them several times."""
+    in_order = draw.random() < 0.3
+
+    def step(reader: fastpipe.Reader, rows: Rows) -> tuple[fastpipe.Reader, Rows]:
+        if not rows:
+            return reader, rows
+        chosen = draw.integers(0, len(rows), draw.integers(1, 2 * len(rows)))
+        chosen = np.sort(chosen) if in_order else chosen
+        return reader.take(chosen), [rows[at] for at in chosen]
 
     return step
 
 
 def drawn(model: Model, draw: np.random.Generator) -> Step:
-    """Takes rows by index."""
+    """Draws a sample of each kind."""
+    seed, replace, share = int(draw.integers(100)), bool(draw.random() < 0.5), draw.random()
+    how = str(draw.choice(["uniform", "stratify", "balance", "weights"]))
 
     def step(reader: fastpipe.Reader, rows: Rows) -> tuple[fastpipe.Reader, Rows]:
-        taken = np.sort(draw.permutation(len(rows))[: len(rows) // 2 + 1])
-        return reader.take(taken), [rows[at] for at in taken]
+        if not rows:
+            return reader, rows
+        count = max(1, int(share * len(rows)))
+        positions = np.arange(len(rows))
+        values = {"stratify": positions % 3, "balance": np.zeros(len(rows)), "weights": 1 + positions % 2}
+        options: dict[str, Any] = {"seed": seed, "replace": replace} | ({} if how == "uniform" else {how: values[how]})
+        # The positions don't depend on the source.
+        plain = fastpipe.from_arrays({"at": positions}, batch_size=len(rows)).sample(count, **options)
+        chosen = [int(at) for batch in plain for at in batch["at"]]
+        return reader.sample(count, **options), [rows[at] for at in chosen]
 
     return step
 
 
-STEPS = [filtered, divided, left_out, partitioned]
+STEPS = [filtered, divided, left_out, partitioned, taken, drawn]
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +178,6 @@ def test_a_pipeline_has_the_rows_of_the_model(make: Make, model: Model, number: 
         reader, rows = make(**shared | options, rank=rank, world_size=ranks), list(range(ROWS))
         for _ in range(chosen.integers(1, 4)):
             reader, rows = STEPS[chosen.integers(len(STEPS))](model, chosen)(reader, rows)
-        if ranks == 1 and not options and rows and chosen.random() < 0.2:
-            reader, rows = drawn(model, chosen)(reader, rows)
         return reader, rows
 
     found: Rows = []
@@ -161,7 +187,7 @@ def test_a_pipeline_has_the_rows_of_the_model(make: Make, model: Model, number: 
         batches = [model.rows(reader, step, size(reader.batch_at(step, epoch=0))) for step in range(len(reader))]
         found += [row for batch in batches for row in batch]
         if "user" not in model.batch:  # Negatives are drawn by the step.
-            assert whole == [digests([taken(model.batch, batch)])[0] for batch in batches]
+            assert whole == [digests([values_of(model.batch, batch)])[0] for batch in batches]
         assert whole == [digests([reader.batch_at(step, epoch=0)])[0] for step in range(len(reader))]
         if not options and ranks == 1:
             assert found == rows
@@ -177,5 +203,5 @@ def test_a_pipeline_has_the_rows_of_the_model(make: Make, model: Model, number: 
     assert sorted(found) == sorted(rows)
 
 
-def taken(batch: dict[str, Any], rows: Rows) -> dict[str, Any]:
+def values_of(batch: dict[str, Any], rows: Rows) -> dict[str, Any]:
     return {name: values[np.array(rows, int)] for name, values in batch.items()}

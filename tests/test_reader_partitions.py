@@ -120,7 +120,7 @@ def test_unsupported_partitions_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: reader.partition(0), ValueError, "num_partitions must be between 1"),
         (lambda: reader.partition("2"), TypeError, "num_partitions must be an integer"),  # type: ignore[arg-type]
-        (lambda: reader.sample(7).partition(1), ValueError, "cannot partition a sample"),
+        (lambda: reader.sample(7, redraw=True).partition(1), ValueError, "cannot partition samples"),
         (lambda: reader.read_partition(tuple(part)), TypeError, "got tuple. From JSON: Partition"),  # type: ignore[arg-type]
         (
             lambda: fastpipe.read_avro(write(tmp_path / "y.avro", [5]), batch_size=1).read_partition(part),

@@ -12,7 +12,7 @@ import pytest
 
 import fastpipe
 from csv_rows import by_length, naive_rows, write
-from fastpipe import DenseSpec
+from fastpipe import DenseSpec, col
 from fastpipe._reader.sampling import rows_of_sample
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -49,12 +49,25 @@ def test_a_sample_has_rows_in_file_order(rows: int, replace: bool) -> None:
     assert ids(of_arrays().sample(rows, replace=replace, seed=4)) != found or rows == ROWS
 
 
-def test_epochs_have_different_rows() -> None:
-    drawn = of_arrays(epochs=3).sample(1000, seed=3)
+@pytest.mark.parametrize("replace", [False, True])
+def test_epochs_may_have_different_rows(replace: bool) -> None:
+    drawn = of_arrays(epochs=3).sample(1000, seed=3, replace=replace, redraw=True)
     found = np.array(ids(drawn)).reshape(3, 1000)
     for epoch in range(3):
         assert (rows_of_sample(drawn, epoch) == found[epoch]).all()
     assert len(np.unique(found)) > 2500
+    fixed = of_arrays(epochs=3).sample(1000, seed=3, replace=replace)
+    assert (np.array(ids(fixed)).reshape(3, 1000) == found[0]).all()
+    assert drawn.seed == 3
+    with pytest.raises(ValueError, match="pass only one of weights, redraw"):
+        of_arrays().sample(9, weights=np.ones(ROWS), redraw=True)
+    ranks = [
+        of_arrays(epochs=3, rank=rank, world_size=2, on_uneven="allow").sample(
+            1000, seed=3, replace=replace, redraw=True
+        )
+        for rank in range(2)
+    ]
+    assert sorted(ids(ranks[0]) + ids(ranks[1])) == np.sort(found.reshape(-1)).tolist()
 
 
 def test_parts_share_no_row() -> None:
@@ -66,21 +79,23 @@ def test_parts_share_no_row() -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_a_state_resumes_at_every_step() -> None:
-    drawn = of_arrays(epochs=2).sample(550, seed=1, part=2)
+@pytest.mark.parametrize("how", [{}, {"redraw": True}])
+def test_a_state_resumes_at_every_step(how: dict[str, Any]) -> None:
+    drawn = of_arrays(epochs=2).sample(550, seed=1, part=2, **how)
     whole = ids(drawn)
     drawn.set_epoch(0)
     batches = iter(drawn)
     for step in range(12):
-        again = of_arrays(epochs=2).sample(550, seed=1, part=2)
+        again = of_arrays(epochs=2).sample(550, seed=1, part=2, **how)
         again.load_state_dict(drawn.state_dict())
         assert ids(again) == whole[step % 6 * 100 + step // 6 * 550 :]
         next(batches)
     assert [ids_of(drawn.batch_at(step, epoch=1)) for step in (5, 0)] == [whole[1050:], whole[550:650]]
     assert drawn.locate(0, 7, epoch=1).row == whole[557]
     for other in (
-        of_arrays().sample(550, seed=1, part=1),
-        of_arrays().sample(550, seed=1, part=2, replace=True),
+        of_arrays().sample(550, seed=1, part=1, **how),
+        of_arrays().sample(550, seed=1, part=2, replace=True, **how),
+        of_arrays().sample(550, seed=1, part=2, redraw=not how),
         of_arrays(),
     ):
         with pytest.raises(fastpipe.errors.StateError, match="cannot resume from this state"):
@@ -114,15 +129,17 @@ def test_errors_of_arguments(options: dict[str, Any], error: type, match: str) -
 
 
 def test_readers_that_cannot_be_sampled() -> None:
-    ranks = of_arrays(world_size=2, seed=1)
-    with pytest.raises(ValueError, match="without ranks: omit rank and world_size, and give part=rank"):
-        ranks.sample(1)
-    with pytest.raises(ValueError, match=r"without ranks: omit rank and world_size, and take rows\[rank::world_size\]"):
-        ranks.take([1])
-    with pytest.raises(ValueError, match="already a sample"):
-        of_arrays().sample(10).sample(1)
-    with pytest.raises(ValueError, match="the dataset has no rows"):
-        fastpipe.from_arrays({"i": np.arange(0)}, batch_size=1).sample(1, replace=True)
+    with pytest.raises(ValueError, match="every rank must draw the same rows"):
+        of_arrays(world_size=2, seed=1).sample(1)
+    with pytest.raises(ValueError, match=r"sample\(\) cannot select rows of samples that are drawn for each epoch"):
+        of_arrays().sample(10, redraw=True).sample(1)
+    with pytest.raises(ValueError, match=r"take\(\) cannot select rows of samples that are drawn for each epoch"):
+        of_arrays().sample(10, redraw=True).take([1])
+    for how in ({}, {"weights": []}, {"balance": []}):
+        with pytest.raises(ValueError, match="the dataset has no rows"):
+            fastpipe.from_arrays({"i": np.arange(0)}, batch_size=1).sample(1, replace=True, **how)
+    with pytest.raises(fastpipe.errors.LimitError, match=r"a sample of rows=2147483648; rows=.* would fit"):
+        of_arrays().sample(2**31, replace=True)
 
 
 # --- Files ---
@@ -259,21 +276,19 @@ def test_only_units_of_batches_in_flight_are_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shuffle", [True, "block", "buffer"])
 def test_a_shuffle_is_not_ignored(shuffle: Any) -> None:
     reader = of_arrays(shuffle=shuffle, seed=3)
-    for name, select in (
-        ("take", lambda: reader.take([3, 1])),
-        ("sample", lambda: reader.sample(5)),
-        ("sample", lambda: reader.sample(5, stratify=np.zeros(ROWS, int))),
-    ):
-        with pytest.raises(
-            fastpipe.errors.UnsupportedError, match=rf"^{name}\(\) .*shuffle={shuffle!r}.*rebatch\("
-        ) as told:
-            select()
+    for how in ({}, {"replace": True}, {"stratify": np.zeros(ROWS, int)}, {"weights": np.ones(ROWS)}):
+        found = ids(reader.sample(500, seed=1, **how))
+        assert sorted(found) == ids(of_arrays().sample(500, seed=1, **how))
+        # All rows are in one block, whose rows keep their order.
+        assert (found == sorted(found)) == (shuffle == "block")
+    with pytest.raises(fastpipe.errors.UnsupportedError, match=rf"shuffle={shuffle!r}.*rebatch\(") as told:
+        reader.sample(5, redraw=True)
     # The code in the hint works.
-    chosen = of_arrays().take(np.arange(0, ROWS, 40))
+    drawn = of_arrays().sample(500, redraw=True)
     hint = str(told.value).rpartition(" then ")[2]
-    found = ids(eval(hint, {"fastpipe": fastpipe, "chosen": chosen}))
+    found = ids(eval(hint, {"fastpipe": fastpipe, "drawn": drawn}))
     assert found != sorted(found)
-    assert sorted(found) == list(range(0, ROWS, 40))
+    assert sorted(found) == rows_of_sample(drawn).tolist()
 
 
 def learned(batches: Any, weights: np.ndarray) -> None:
@@ -293,7 +308,7 @@ def test_cross_validation_on_sorted_data() -> None:
     accuracy: dict[str, list[float]] = {"plain": [], "recipe": [], "in file order": []}
     for number, fold in enumerate(folds):
         rows = np.concatenate(folds[:number] + folds[number + 1 :])
-        train, test = reader.take(rows), reader.take(fold)
+        train, test = reader.take(np.sort(rows)), reader.take(fold)
         plain = fastpipe.from_arrays(
             {"x": x[np.sort(rows)], "y": y[np.sort(rows)]}, batch_size=50, shuffle=True, seed=7
         )
@@ -305,7 +320,7 @@ def test_cross_validation_on_sorted_data() -> None:
             learned(shuffled, weights["recipe"])
             learned(plain, weights["plain"])
             learned(train, weights["in file order"])
-            again = reader.take(rows).rebatch(50, shuffle_buffer=len(rows), seed=7, epoch=epoch)
+            again = reader.take(np.sort(rows)).rebatch(50, shuffle_buffer=len(rows), seed=7, epoch=epoch)
             assert [int(i) for batch in again for i in batch["i"]] == orders[-1]
         assert all(sorted(order) == sorted(rows.tolist()) for order in orders)
         assert orders[0] != orders[1] != orders[2]
@@ -318,23 +333,120 @@ def test_cross_validation_on_sorted_data() -> None:
 
 def test_rows_are_taken_by_index() -> None:
     taken = of_arrays().take([70, 3, 19_999, 3])
-    assert ids(taken) == [3, 3, 70, 19_999]
+    assert ids(taken) == [70, 3, 19_999, 3]
     assert taken.num_rows == 4
     state = taken.state_dict()
-    again = of_arrays().take([3, 3, 70, 19_999])
+    again = of_arrays().take([70, 3, 19_999, 3])
     again.load_state_dict(state)
-    assert ids(pickle.loads(pickle.dumps(of_arrays(epochs=2).take([5])))) == [5, 5]
-    with pytest.raises(fastpipe.errors.StateError, match="cannot resume from this state"):
-        of_arrays().take([3, 70, 19_999]).load_state_dict(state)
+    assert ids(pickle.loads(pickle.dumps(of_arrays(epochs=2).take([5, 2])))) == [5, 2, 5, 2]
+    for other in ([3, 70, 19_999], [3, 3, 70, 19_999], [70, 3, 19_998, 3]):
+        with pytest.raises(fastpipe.errors.StateError, match="cannot resume from this state"):
+            of_arrays().take(other).load_state_dict(state)
+    assert ids(taken.take([2, 0, 2])) == [19_999, 70, 19_999]
+    assert ids(taken.without(rows=[0])) == [3, 19_999, 3]
+    assert ids(taken.take([3, 0, 1]).sample(2, seed=1)) in ([3, 70], [3, 3], [70, 3])
+    (part,) = taken.partition(3)
+    assert ids(taken.read_partition(part)) == [70, 3, 19_999, 3]
     for wrong, error, match in (
         ([20_000], ValueError, "row 20000 does not exist in 20000 rows"),
         ([-1], ValueError, "row -1 does not exist"),
+        ([2**64 - 1], ValueError, "row 18446744073709551615 does not exist"),
         ([], (TypeError, ValueError), "rows must be"),
         ([[1]], ValueError, "must be a list"),
         ([1.0], TypeError, "rows must be integers"),
+        ([True], TypeError, "rows must be integers"),
     ):
         with pytest.raises(error, match=match):  # type: ignore[arg-type]
             of_arrays().take(wrong)
+    with pytest.raises(ValueError, match="row 0 does not exist in 0 rows"):
+        fastpipe.from_arrays({"i": np.arange(0)}, batch_size=1).take([0])
+
+
+@pytest.mark.parametrize("shuffle", [True, "block", "buffer"])
+def test_each_occurrence_of_a_row_is_shuffled(shuffle: Any) -> None:
+    """The probability that the places of the first of two rows aren't uniform by chance is 0.001."""
+    rows = [3, 1, 3, 8, 0, 3, 8, 15]
+    taken = of_arrays(shuffle=shuffle, shuffle_buffer=100, batch_size=2, seed=1, epochs=400).take(rows)
+    found = np.array(ids(taken)).reshape(400, 8)
+    assert (np.sort(found) == np.sort(rows)).all()
+    assert (
+        ids(of_arrays(shuffle=shuffle, shuffle_buffer=100, batch_size=2, seed=1).take(sorted(rows)))
+        == found[0].tolist()
+    )
+    if shuffle != "block":
+        assert scipy_stats.chisquare(np.bincount(np.argmax(found == 15, axis=1), minlength=8)).pvalue > 0.001
+    ranks = [
+        of_arrays(shuffle=shuffle, shard_by="batch", batch_size=2, seed=1, rank=rank, world_size=2).take(rows)
+        for rank in range(2)
+    ]
+    assert sorted(ids(ranks[0]) + ids(ranks[1])) == sorted(rows)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_balanced_samples(replace: bool) -> None:
+    group = np.random.default_rng(2).choice(["a", "b", "c"], ROWS, p=[0.7, 0.29, 0.01])
+    table = {"i": np.arange(ROWS), "g": codes(group)}
+    reader = fastpipe.from_arrays(table, batch_size=100, shuffle=True, seed=3)
+    drawn = reader.sample(301, seed=5, balance="g", replace=replace)
+    found = ids(drawn)
+    assert sorted(np.unique(group[found], return_counts=True)[1].tolist()) == [100, 100, 101]
+    assert len(set(found)) == 301 or replace
+    for balance in (group, col("g"), col("g") + 1):
+        assert ids(reader.sample(301, seed=5, balance=balance, replace=replace)) == found
+    if replace:
+        return
+    other = ids(reader.sample(150, seed=5, balance="g", part=1))
+    assert not set(other) & set(ids(reader.sample(150, seed=5, balance="g")))
+    few = int((group == "c").sum())
+    with pytest.raises(
+        ValueError, match=rf"{few} rows have the value c, fewer than the 667 .* rows={few * 3}, or set replace"
+    ):
+        reader.sample(2000, balance=group)
+    assert reader.sample(few * 3, balance=group).num_rows == few * 3
+    assert reader.sample(2, balance="g", seed=1).num_rows == 2
+
+
+def test_rows_of_a_class_are_equally_likely() -> None:
+    """The probability that this fails by chance for any of the 40 tenths of classes is 0.001."""
+    group = np.arange(ROWS) % 4
+    for replace in (False, True):
+        counts = np.zeros((4, 10))
+        for seed in range(20):
+            found = rows_of_sample(of_arrays().sample(402, seed=seed, balance=group, replace=replace))
+            np.add.at(counts, (found % 4, found * 10 // ROWS), 1)
+        assert abs(counts.sum(1) - 2010).max() <= 20
+        assert min(scipy_stats.chisquare(row).pvalue for row in counts) > 0.001 / 8
+
+
+def test_weights_by_expression() -> None:
+    table = {"i": np.arange(ROWS), "w": np.arange(ROWS) % 5}
+    for options in ({}, {"shuffle": True, "seed": 1}):
+        reader = fastpipe.from_arrays(table, batch_size=100, **options)  # type: ignore[arg-type]
+        found = ids(reader.sample(1000, seed=5, weights=col("w") * 2 - col("w")))
+        assert (
+            found
+            == ids(reader.sample(1000, seed=5, weights="w"))
+            == ids(reader.sample(1000, seed=5, weights=table["w"]))
+        )
+    bad = fastpipe.from_arrays({"x": np.array([1.0, np.nan, -1.0])}, batch_size=2, shuffle=True)
+    with pytest.raises(ValueError, match="the weight of row 1 is nan"):
+        bad.sample(1, weights=col("x"))
+    with pytest.raises(ValueError, match="the weight of row 2 is -1"):
+        bad.take([0, 0, 2]).sample(1, weights=col("x"))
+    with pytest.raises(fastpipe.errors.SchemaError, match="'y', which isn't a feature"):
+        bad.sample(1, weights=col("y"))
+    pa = pytest.importorskip("pyarrow")
+    nulls = fastpipe.from_arrow(pa.table({"w": pa.array([1, None, 3]), "t": ["a", "b", None]}), batch_size=2)
+    for how in ("weights", "balance", "stratify"):
+        with pytest.raises(ValueError, match=rf"{how}: col\(.w.\).* is null in row 1"):
+            nulls.sample(1, **{how: col("w")})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"balance: col\(.t.\) is null in row 2"):
+        nulls.sample(2, balance=col("t"))
+    with pytest.raises(fastpipe.errors.SchemaError):
+        nulls.sample(2, weights=col("t"))
+    assert nulls.take([1, 0, 0]).sample(2, balance=col("t"), seed=1).num_rows == 2
+    with pytest.raises(ValueError, match="pass only one of balance, weights"):
+        nulls.sample(2, balance="t", weights="w")
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -413,7 +525,7 @@ def test_rows_are_drawn_by_weight(replace: bool) -> None:
             of_arrays().sample(1, weights=np.where(np.arange(ROWS) == 7, wrong, 1.0))
     with pytest.raises(ValueError, match="one value for each of the 20000 rows"):
         of_arrays().sample(1, weights=[1.0])
-    with pytest.raises(ValueError, match="stratify or weights, not both"):
+    with pytest.raises(ValueError, match="pass only one of stratify, weights"):
         of_arrays().sample(1, weights=weights, stratify=weights)
     with pytest.raises(fastpipe.errors.SchemaError, match="weights must be the name of a feature or an array; got 'w'"):
         of_arrays().sample(1, weights="w")

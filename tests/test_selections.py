@@ -148,6 +148,49 @@ def test_selections_compose(make: Make) -> None:
     assert "of 240 rows of" in repr(twice) or "part" in repr(twice)
 
 
+@order
+def test_rows_taken_several_times(
+    make: Make, whole: dict[str, Any], reference: Callable[..., fastpipe.Reader], order: dict[str, Any]
+) -> None:
+    rows = np.random.default_rng(ORDERS.index(order)).integers(0, ROWS, 150)
+    options = {"batch_size": 16, "seed": 3} | order
+    full, chosen = make(batch_size=ROWS, seed=3), np.sort(rows) if order else rows
+    for threads in (1, 3):
+        reader = make(**options, num_threads=threads).take(rows)
+        batches = rows_of(reference(sizes(reader), **options))
+        found = digests({name: values[chosen[at]] for name, values in whole.items()} for at in batches)
+        assert digests(reader) == found
+        assert digests(reader.batch_at(step, epoch=0) for step in range(len(reader))) == found
+        for step in (0, len(reader) - 1):
+            assert reader.locate(step, 1, 0) == full.locate(0, int(chosen[batches[step][1]]))
+        reader.set_epoch(0)
+        states = [reader.state_dict(), *(reader.state_dict() for _ in reader)]
+        for step, state in enumerate(states):
+            reader.load_state_dict(json.loads(json.dumps(state)))
+            assert digests(reader) == found[step:]
+
+
+def test_repeated_rows_in_sequence(make: Make, whole: dict[str, Any]) -> None:
+    rows = np.repeat(np.arange(ROWS), np.random.default_rng(1).integers(0, 4, ROWS))
+    for threads, size in ((1, 7), (3, 50)):
+        reader = make(batch_size=size, num_threads=threads, seed=3).take(rows)
+        found = digests(reader)
+        batches = [rows[at : at + size] for at in range(0, len(rows), size)]
+        if "user" not in whole:  # Negatives are drawn by the step.
+            assert found == digests({name: values[at] for name, values in whole.items()} for at in batches)
+        reader.set_epoch(0)
+        states = [reader.state_dict() for _ in reader]
+        for step in range(0, len(states), 3):
+            reader.load_state_dict(states[step])
+            assert digests(reader) == found[step + 1 :]
+        for ranks in (2, 3):
+            parts = [
+                make(batch_size=size, seed=3, rank=rank, world_size=ranks, on_uneven="allow").take(rows)
+                for rank in range(ranks)
+            ]
+            assert sum(len(next(iter(batch.values()))) for part in parts for batch in part) == len(rows)
+
+
 def test_selections_are_pickled(make: Make) -> None:
     reader = selection(make, masks()["few"], batch_size=4, shuffle=True, shuffle_buffer=32)
     again = pickle.loads(pickle.dumps(reader))
@@ -196,8 +239,7 @@ def test_partitions_samples_and_streams_of_a_selection(make: Make, whole: dict[s
     taken = reader.take([0, 50, 109])
     assert digests(taken) == expected(whole, mask, [[0, 50, 109]])
     assert reader.sample(30, seed=1).num_rows == 30
-    with pytest.raises(ValueError, match=r"without\(\) cannot select rows of a sample"):
-        taken.without(rows=[0])
+    assert digests(taken.without(rows=[0])) == expected(whole, mask, [[50, 109]])
     pa = pytest.importorskip("pyarrow")
     assert pa.table(reader).num_rows == len(chosen)
 
@@ -248,9 +290,13 @@ def test_units_without_selected_rows_are_not_read(tmp_path: Path) -> None:
     path.write_bytes(content)
     damaged = data.read(batch_size=16, shuffle=True, seed=1, index_cache=None)
     assert sorted(samples.ids_of(select(damaged, mask))) == list(range(40, 60))
+    plain = data.read(batch_size=16, index_cache=None)
+    assert samples.ids_of(plain.take(np.r_[59, 40:60])) == [59, *range(40, 60)]
     mask[100:120] = True
-    with pytest.raises(fastpipe.errors.FastpipeError):
-        list(select(damaged, mask))
+    for reader in (select(damaged, mask), plain.take([40, 110]), damaged.take([40, 110]), plain.take([110, 40, 40])):
+        with pytest.raises(fastpipe.errors.FastpipeError) as caught:
+            list(reader)
+        assert caught.value.block == 5
 
 
 def test_a_memory_limit_is_checked_with_units_that_have_rows(tmp_path: Path) -> None:
@@ -263,6 +309,10 @@ def test_a_memory_limit_is_checked_with_units_that_have_rows(tmp_path: Path) -> 
     with pytest.raises(fastpipe.errors.LimitError, match=r"memory_limit is 4\.0 MB, and this takes at least"):
         next(iter(limited))
     assert sorted(samples.ids_of(select(data.read(**options, memory_limit="64MB"), mask))) == list(range(3000, 3100))
+    options["shuffle"], rows = False, np.random.default_rng(1).permutation(4000)[:30]
+    with pytest.raises(fastpipe.errors.LimitError, match="units, because its rows are in any sequence"):
+        next(iter(data.read(**options, memory_limit="8MB").take(rows)))
+    assert samples.ids_of(data.read(**options, memory_limit="64MB").take(rows)) == rows.tolist()
 
 
 def test_errors_name_the_row_of_the_whole_file(tmp_path: Path) -> None:
@@ -279,6 +329,9 @@ def test_errors_name_the_row_of_the_whole_file(tmp_path: Path) -> None:
         )
         with pytest.raises(fastpipe.errors.FastpipeError) as caught:
             list(shuffled.without(rows=range(60)))
+        assert caught.value.record == 70
+        with pytest.raises(fastpipe.errors.FastpipeError) as caught:
+            list(shuffled.take([99, 70, 3, 70]))
         assert caught.value.record == 70
 
 

@@ -188,15 +188,23 @@ def test_arrow_and_pickles() -> None:
         assert pa.table(remote).equals(pa.table(read(seed=9, epochs=3)))
 
 
-def test_samples_are_served_and_rows_by_number_are_not() -> None:
+def test_samples_are_served_and_rows_in_a_sequence_are_not() -> None:
     plain = read(shuffle=False)
+    with plain.sample(300, seed=5, replace=True).serve() as server:
+        remote = fastpipe.connect(server.url)
+        assert ids(remote) == ids(plain.sample(300, seed=5, replace=True))
+        assert remote.locate(0, 3) == plain.sample(300, seed=5, replace=True).locate(0, 3)
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="take them in ascending order"):
+        plain.take([1, 0]).serve()
     with plain.serve() as server:
         remote = fastpipe.connect(server.url)
         for options in ({"replace": False}, {"replace": True}):
-            theirs, ours = (of.sample(300, seed=5, batch_size=50, **options) for of in (remote, plain))
+            theirs, ours = (of.sample(300, seed=5, batch_size=50, redraw=True, **options) for of in (remote, plain))
             assert ids(theirs) == ids(ours)
-        with pytest.raises(fastpipe.errors.UnsupportedError, match="do not support rows by index"):
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="needs the data itself"):
             remote.take(np.arange(10), batch_size=5)
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="needs the data itself"):
+            remote.sample(10)
         part = remote.partition(3)[0]
         assert part.rows == plain.partition(3)[0].rows
         with pytest.raises(fastpipe.errors.UnsupportedError, match="serve a reader of the partition"):

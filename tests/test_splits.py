@@ -322,8 +322,7 @@ def reader_of_100(**options: Any) -> fastpipe.Reader:
         (lambda r: r.without(rows="1"), TypeError, "rows must be a list or an array of integers"),
         (lambda r: r.without(rows=[[1]]), ValueError, r"got shape \(1, 1\)"),
         (lambda r: r.without(rows=[2**64]), TypeError, "rows must be a list or an array of integers"),
-        (lambda r: r.sample(5).split(0.5, 0.5), ValueError, r"split\(\) cannot select rows of a sample"),
-        (lambda r: r.take([5]).folds(2), ValueError, r"folds\(\) cannot select rows of a sample"),
+        (lambda r: r.sample(5, redraw=True).split(0.5, 0.5), ValueError, r"split\(\) cannot select rows of samples"),
     ],
 )
 def test_bad_arguments_are_refused(call: Any, error: type[Exception], match: str) -> None:

@@ -44,8 +44,8 @@ _FEW = 8
 _DIGITS = 20
 
 
-class Condition:
-    """An expression that is true, false or null for each row.
+class Evaluated:
+    """An expression that has a value for each row.
 
     Args:
         expression: The expression.
@@ -55,7 +55,6 @@ class Condition:
         ImportError: If pyarrow isn't installed.
         SchemaError: If the expression names other features, a feature with several values per row, or values of types
             that it can't combine.
-        TypeError: If the expression isn't a condition.
         ValueRangeError: If an integer that is computed with has more than 64 bits.
     """
 
@@ -66,17 +65,12 @@ class Condition:
         schema = schema_of(specs)
         self._loaders = {name: loader(schema.field(name).type) for name in self.names}
         columns = {name: column(name, schema.field(name).type, specs[name].dtype) for name in self.names}
-        self._value = value = _Binder(columns).bind(expression)
-        if value.kind != "bool":
-            compared = "!= 0" if value.kind in NUMBERS else "== ..."
-            raise TypeError(
-                f"a condition is true or false for each row, but {value}: compare it, as in {value.code} {compared}"
-            )
+        self._value = _Binder(columns).bind(expression)
         # Raises the errors of pyarrow that depend only on types.
-        self.passes(pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema))
+        self.values(pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema))
 
-    def passes(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Returns whether the condition is true for each row, bool `[rows]`. Null counts as false.
+    def values(self, batch: pa.RecordBatch) -> Any:
+        """Returns the value of each row as an Arrow array.
 
         Raises:
             ValueRangeError: If an integer that is computed doesn't fit into 64 bits.
@@ -84,14 +78,37 @@ class Condition:
         pa = require_pyarrow()
         columns = {name: load(batch.column(name)) for name, load in self._loaders.items()}
         try:
-            found = self._value.run(columns)
+            return self._value.run(columns)
         except pa.ArrowInvalid as error:
             reason = (
                 f"{self._value.code} can't be computed: {error}. Integers are computed in 64 bits: multiply by 1.0 to"
                 " compute floats"
             )
             raise ValueRangeError(reason, reason=reason) from error
-        passed: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
+
+
+class Condition(Evaluated):
+    """An expression that is true, false or null for each row.
+
+    Raises:
+        TypeError: If the expression isn't a condition. Otherwise as for `Evaluated`.
+    """
+
+    def __init__(self, expression: Expr, features: Features) -> None:
+        super().__init__(expression, features)
+        if (value := self._value).kind != "bool":
+            compared = "!= 0" if value.kind in NUMBERS else "== ..."
+            raise TypeError(
+                f"a condition is true or false for each row, but {value}: compare it, as in {value.code} {compared}"
+            )
+
+    def passes(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Returns whether the condition is true for each row, bool `[rows]`. Null counts as false.
+
+        Raises:
+            ValueRangeError: If an integer that is computed doesn't fit into 64 bits.
+        """
+        passed: np.ndarray = self.values(batch).fill_null(False).to_numpy(zero_copy_only=False)
         return passed
 
 

@@ -174,7 +174,7 @@ class FileDataset(Dataset, Protocol):
 
 @runtime_checkable
 class DerivedDataset(Dataset, Protocol):
-    """A dataset that consists of some rows of another dataset, in the same order."""
+    """A dataset that consists of some rows of another dataset."""
 
-    def origin(self) -> tuple[Dataset, slice | npt.NDArray[np.bool_]]:
+    def origin(self) -> tuple[Dataset, npt.NDArray[Any] | slice]:
         """Returns the whole dataset, and an index of the rows: `values_of_whole[index]` are this dataset's values."""

@@ -1,8 +1,8 @@
-"""Filters: the rows of a reader that pass a condition, as a selection."""
+"""Expressions over all rows of a reader, and filters: the rows that pass a condition, as a selection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import shown
-from fastpipe._expressions import Expr, most_values
-from fastpipe._reader.conditions import Condition
+from fastpipe._expressions import Expr, abridged, most_values
+from fastpipe._reader.conditions import Condition, Evaluated
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.selection import Selected, check, select
 from fastpipe.errors import memory_errors
@@ -29,21 +29,50 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
         raise TypeError(f'filter() takes a condition, such as fastpipe.col("age") >= 18; got {shown(condition)}')
     check(reader, "filter")
     checked = Condition(condition, reader.features)
-    rows = min(max(_ROWS, most_values(condition)), _MOST_ROWS)
+    with _columns(reader, checked.names, most_values(condition)) as columns, memory_errors("filter rows"):
+        bits = packed(map(checked.passes, columns.to_arrow_reader()), reader._data.handle.num_rows)
+    if isinstance(reader._data, Selected):
+        mask = np.unpackbits(bits, count=reader._data.handle.num_rows, bitorder="little").view(np.bool_)
+        return select(reader, mask, condition)
+    # A bool per row would take eight times the memory.
+    return reader._like(Selected(reader._data, bits, condition))
+
+
+def evaluated(reader: Reader, what: str, expression: Expr) -> npt.NDArray[Any]:
+    """Returns the value of an expression in each row of a reader without ranks, `[rows]`.
+
+    Args:
+        reader: The reader.
+        what: Name of the argument, for errors.
+        expression: The expression.
+
+    Raises:
+        SchemaError: If the expression doesn't fit the features.
+        ValueError: If the value is null in some row.
+    """
+    checked, found, rows = Evaluated(expression, reader.features), [np.empty(0)], 0
+    with _columns(reader, checked.names, most_values(expression)) as columns, memory_errors(f"evaluate {what}"):
+        for values in map(checked.values, columns.to_arrow_reader()):
+            if values.null_count:
+                row = rows + int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+                raise ValueError(
+                    f"{what}: {abridged(expression)} is null in row {row}: use a fill value when reading it"
+                )
+            # Keeping an array over the memory of a batch would keep all columns.
+            found.append(np.array(values.to_numpy(zero_copy_only=False)))
+            rows += len(values)
+    return np.concatenate(found[1:] or found)
+
+
+def _columns(reader: Reader, names: Sequence[str], most: int) -> Reader:
+    """Returns a reader of some features of all rows, whose batches have at least `most` rows if memory allows it."""
+    rows = min(max(_ROWS, most), _MOST_ROWS)
     if reader._running.memory_limit is not None:
         # The reader's own batches have these rows and all columns.
         rows = min(rows, reader.batch_size)
     ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
     running = replace(reader._running, prefetch=None)
-    data = reader._data.narrowed(checked.names)
-    with reader._like(data, ordering=ordering, running=running, epochs=1) as columns, memory_errors("filter rows"):
-        bits = packed(map(checked.passes, columns.to_arrow_reader()), data.handle.num_rows)
-    if isinstance(reader._data, Selected):
-        return select(
-            reader, np.unpackbits(bits, count=data.handle.num_rows, bitorder="little").view(np.bool_), condition
-        )
-    # A bool per row would take eight times the memory.
-    return reader._like(Selected(reader._data, bits, condition))
+    return reader._like(reader._data.narrowed(names), ordering=ordering, running=running, epochs=1)
 
 
 def packed(masks: Iterable[npt.NDArray[np.bool_]], rows: int) -> npt.NDArray[np.uint8]:

@@ -6,11 +6,9 @@ import json
 import os
 from dataclasses import dataclass, fields
 from dataclasses import replace as replaced
-from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from fastpipe._arguments import flag, shown, within
 from fastpipe._fastpipe import Data, Order, check_settings
@@ -73,35 +71,13 @@ def digest(*parts: bytes | memoryview) -> str:
     return whole.hexdigest()[:32]
 
 
-class Rows:
-    """Row indices as one value. Two objects are equal if their digests are.
-
-    Args:
-        numbers: Row indices, int64 `[n]`.
-    """
-
-    def __init__(self, numbers: npt.NDArray[np.int64]) -> None:
-        self.numbers = numbers
-
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the indices, 32 hexadecimal digits."""
-        return digest(self.numbers.data)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rows) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-
 @dataclass(frozen=True, slots=True)
 class Ordering:
     """All settings that determine the batches of each rank, except the data and the epoch.
 
     Attributes:
         shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`; `"sample"` or (with replacement) `"bootstrap"` for
-            a sample; `"taken"` for selected rows; `"mixture"` for the order of a mixture's readers.
+            samples that are drawn for each epoch; `"mixture"` for the order of a mixture's readers.
         shuffle_buffer: Number of rows in a window, pool, buffer or sample. None selects the default.
         seed: The seed that was passed or drawn.
         seed_given: Whether the user passed the seed.
@@ -114,7 +90,6 @@ class Ordering:
         in_step: Number of ranks that must have the same number of batches, subject to `on_uneven`. None means all. In a
             reader of a worker it is the number of ranks, not of workers.
         skipped: Number of draws to skip before this sample.
-        rows: Indices of selected rows, ascending. None unless `shuffle` is `"taken"`.
     """
 
     shuffle: str
@@ -129,7 +104,6 @@ class Ordering:
     on_uneven: str
     in_step: int | None = None
     skipped: int = 0
-    rows: Rows | None = None
 
     @classmethod
     def checked(
@@ -180,17 +154,12 @@ class Ordering:
         )
 
     def sample(self, rows: int, skipped: int, seed: int | None, *, replace: bool) -> Self:
-        """Returns the ordering of a sample of `rows` rows, drawn after the first `skipped` rows."""
+        """Returns the ordering of samples of `rows` rows, each drawn after the first `skipped` rows."""
         kind = "bootstrap" if replace else "sample"
         sampled = self.with_seed(seed_of(seed))
         return replaced(
             sampled, shuffle=kind, shuffle_buffer=rows, skipped=skipped, shard_by="batch", seed_given=seed is not None
         )
-
-    def take(self, rows: npt.NDArray[np.int64]) -> Self:
-        """Returns the ordering of the rows with these indices, which must ascend."""
-        numbers = Rows(rows)
-        return replaced(self, shuffle="taken", shuffle_buffer=max(len(rows), 1), shard_by="batch", rows=numbers)
 
     def with_batch_size(self, batch_size: int) -> Self:
         """Returns a copy with batches of this many rows."""
@@ -198,8 +167,8 @@ class Ordering:
 
     @property
     def is_sample(self) -> bool:
-        """Whether this ordering covers only some of the rows."""
-        return self.shuffle in ("sample", "bootstrap", "taken")
+        """Whether each epoch is a new sample of the rows."""
+        return self.shuffle in ("sample", "bootstrap")
 
     @property
     def is_mixture(self) -> bool:
@@ -243,8 +212,7 @@ class Ordering:
     def of(self, data: Data) -> Order:
         """Returns the order of a dataset's rows."""
         buffer = data.default_buffer(self.batch_size) if self.shuffle_buffer is None else self.shuffle_buffer
-        rows = None if self.rows is None else self.rows.numbers
-        return Order(data, self.with_buffer(buffer).text(), rows)
+        return Order(data, self.with_buffer(buffer).text())
 
     def stored(self, shuffle_buffer: int) -> dict[str, Any]:
         """Returns the settings that are saved in a state. All ranks share them.
@@ -257,16 +225,11 @@ class Ordering:
         settings = {field: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_STORED}
         order = {field.name: value for field, value in settings.items() if value != field.default}
         order["shuffle_buffer"] = shuffle_buffer
-        if self.rows is not None:
-            return order | {"rows": self.rows.digest}
         return order | ({"skipped": self.skipped} if self.is_sample else {})
 
     def text(self) -> str:
         """Returns the settings as JSON in the format of `fastpipe_order::Settings` (Rust)."""
-        settings = {name: getattr(self, name) for name in self.__slots__ if name not in ("seed_given", "rows")}
-        if self.rows is not None:
-            settings["shuffle"] = "bootstrap"
-        return json.dumps(settings)
+        return json.dumps({name: getattr(self, name) for name in self.__slots__ if name != "seed_given"})
 
     @classmethod
     def read(cls, text: str, *, seed_given: bool = True) -> Self:
@@ -279,7 +242,7 @@ class Ordering:
         return cls(**json.loads(text), seed_given=seed_given)
 
 
-_NOT_STORED = ("seed_given", "rank", "world_size", "on_uneven", "in_step", "skipped", "rows")
+_NOT_STORED = ("seed_given", "rank", "world_size", "on_uneven", "in_step", "skipped")
 
 
 def _kind(shuffle: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fastpipe._arguments import within
 from fastpipe._locations import Location
@@ -74,7 +75,10 @@ def _check(ordering: Ordering) -> None:
         reason = "cannot partition a mixture: partition its readers, or divide the mixture among ranks"
         raise UnsupportedError(reason, reason=reason)
     if ordering.is_sample:
-        raise ValueError("cannot partition a sample: partition the original reader, or draw the sample with part=")
+        raise ValueError(
+            "cannot partition samples that are drawn for each epoch: draw one sample with redraw=False, or partition"
+            " the original reader"
+        )
 
 
 def _digest(data: Dataset) -> str:
@@ -126,10 +130,12 @@ class _Part(BaseDataset):
         """Returns where a row comes from in the whole dataset."""
         return self._whole.place(self._start + unit, record)
 
-    def origin(self) -> tuple[Dataset, slice]:
-        """Returns the whole dataset, and the range of its rows."""
+    def origin(self) -> tuple[Dataset, slice | npt.NDArray[np.int64]]:
+        """Returns the whole dataset, and the range or indices of its rows."""
         rows = self._whole.unsliced().handle.unit_rows()[: self._part.stop]
         start, stop = (int(rows[:unit].sum(dtype=np.int64)) for unit in (self._part.start, self._part.stop))
+        if (sequence := self._whole.handle.rows_in_sequence) is not None:
+            return self._whole, np.flatnonzero((sequence >= start) & (sequence < stop))
         return self._whole, slice(start, stop)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -304,50 +304,68 @@ class Reader:
         replace: bool = False,
         seed: int | None = None,
         part: int = 0,
-        stratify: str | npt.ArrayLike | None = None,
-        weights: str | npt.ArrayLike | None = None,
+        stratify: str | Expr | npt.ArrayLike | None = None,
+        balance: str | Expr | npt.ArrayLike | None = None,
+        weights: str | Expr | npt.ArrayLike | None = None,
+        redraw: bool = False,
         batch_size: int | None = None,
     ) -> Reader:
-        """Draws a uniform random sample of this reader's rows. Works with any source.
+        """Draws a random sample of this reader's rows: uniform, stratified, balanced or weighted.
 
-        The sample is a pure function of seed and epoch: each epoch has a different sample of the same size. Rows keep
-        the order of the source, so each unit is read once, and units without sampled rows aren't read at all. The
-        sample supports states, `batch_at` and adapters like any reader. It has this reader's features, threads, limits
-        and epochs. Use `rebatch` to shuffle its rows.
+        Works with any source. The rows are drawn here, once. The result is a smaller dataset with this reader's order,
+        ranks, threads, limits and epochs: a sample of a shuffled reader is shuffled. It has states, and it can be
+        filtered, split, served and sampled again. Without shuffling, rows keep the order of the source. Units (blocks,
+        row groups, CSV chunks) without sampled rows aren't read.
+
+        With `redraw`, each epoch is a new sample of the same size: a pure function of seed and epoch. Its first epoch
+        has the rows of the same sample without `redraw`. Only a reader that isn't shuffled can do so, and rows of the
+        result can't be selected further.
 
         Args:
             rows: Number of rows to draw, 1 to 2^31. Without `replace`, at most the number of rows in the dataset.
             replace: Whether a row may be drawn several times (a bootstrap sample). Defaults to False.
-            seed: Seed of the sample, 0 to 2^64 - 1. By default a random seed is drawn, which `seed` of the result
-                returns.
+            seed: Seed of the sample, 0 to 2^64 - 1. By default a random seed is drawn. A reader with several ranks
+                needs one. The seed of the shuffle remains that of this reader.
             part: Index of the part, 0 to 2^20. Without `replace`, parts with the same seed and size have no row in
                 common: part `k` is drawn after parts 0 to `k - 1`. Use parts for several devices, or for training and
                 validation. With `replace`, parts are independent. Defaults to 0.
-            stratify: Name of a feature, which is read once for all rows, or an array with one value per row. Draws from
-                each group of rows with equal values in proportion to its rows. Counts are rounded up or down at random,
-                so that each row is equally likely. All epochs then have the same sample. Defaults to None.
-            weights: Name of a feature, or an array with one value per row. Draws rows in proportion to these weights.
-                Without `replace`, each draw is from the remaining rows. All epochs then have the same sample. Defaults
+            stratify: Name of a feature or an expression such as `col("label")`, which is evaluated once for all rows,
+                or an array with one value per row. Draws from each group of rows with equal values in proportion to
+                its rows. Counts are rounded up or down at random, so that each row is equally likely. Defaults to
+                None.
+            balance: Like `stratify`, but draws equally many rows of each value, or one row more of some values.
+                Defaults to None.
+            weights: Name of a feature, an expression, or an array with one number per row, finite and at least 0. Draws
+                rows in proportion to these weights. Without `replace`, each draw is from the remaining rows. Defaults
                 to None.
-            batch_size: Rows per batch, 1 to 2^31 - 1. All units of a batch are open at the same time, so a sample of
-                few rows from many units needs more memory. Defaults to this reader's batch size.
+            redraw: Whether to draw another sample for each epoch. Excludes `stratify`, `balance` and `weights`.
+                Defaults to False.
+            batch_size: Rows per batch, 1 to 2^31 - 1. Defaults to this reader's batch size.
 
         Returns:
-            A reader of the sample.
+            A reader of the sample. With `redraw`, its `seed` is the seed of the samples.
 
         Raises:
-            SchemaError: If `stratify` or `weights` isn't the name of a feature.
+            ImportError: If an expression is passed and pyarrow isn't installed.
+            SchemaError: If `stratify`, `balance` or `weights` isn't the name of a feature, or its expression doesn't
+                fit the features.
             TypeError: If an argument has the wrong type.
-            UnsupportedError: If this reader is shuffled.
-            ValueError: If an argument is out of range, if there are too few rows, or if this reader has several ranks.
+            UnsupportedError: If this reader reads from servers or, with `redraw`, is shuffled. Readers of servers
+                support `redraw`.
+            ValueError: If an argument is out of range, if there are too few rows, in all or of a value of `balance`, if
+                a value is null, if a weight is negative or not finite, or if this reader draws a sample for each epoch.
 
         Example:
             >>> import fastpipe
-            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=64)
+            >>> from fastpipe import col
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label", "age"], batch_size=64, shuffle=True)
             >>> half = reader.sample(reader.num_rows // 2, seed=7)
             >>> rest = reader.sample(reader.num_rows // 2, seed=7, part=1)
             >>> half.num_rows + rest.num_rows == reader.num_rows
             True
+            >>> balanced = reader.sample(1000, balance=col("label") > 0, seed=7)
+            >>> balanced.filter(col("label") > 0).num_rows
+            500
         """
         return _sampling.sample(
             self,
@@ -356,21 +374,25 @@ class Reader:
             seed=seed,
             part=part,
             stratify=stratify,
+            balance=balance,
             weights=weights,
+            redraw=redraw,
             batch_size=batch_size,
         )
 
     def take(self, rows: npt.ArrayLike, *, batch_size: int | None = None) -> Reader:
         """Selects rows by index. Works with any source.
 
-        Use it for sampling methods that `sample` doesn't support. `split`, `folds` and `without` select rows too, and
-        also keep this reader's shuffle and ranks. The rows of `take` keep the order of the source. A row is repeated as
-        often as its index is. The result supports states, `batch_at` and adapters like any reader. It has this reader's
-        features, threads, limits and epochs. Use `rebatch` to shuffle the rows: training needs this if the files are
-        sorted in some way.
+        The result is a smaller dataset with this reader's order, ranks, threads, limits and epochs. It has states, and
+        it can be filtered, split and sampled. A row is repeated as often as its index is. Without shuffling, rows have
+        the sequence of their indices. With shuffling, each occurrence is in one batch of an epoch.
+
+        Each batch of a sequence that doesn't ascend opens the units (blocks, row groups, CSV chunks) of its rows. A
+        unit is read again if later batches return to it. Sort the indices, or shuffle, to read each unit once.
 
         Args:
-            rows: Row indices, integers `[n]` in any order. Rows are counted from 0 over all units or files.
+            rows: Row indices, integers `[n]` in any order, at least one. Rows of this reader are counted from 0 over
+                all units or files; rows of `take` in their sequence.
             batch_size: Rows per batch, 1 to 2^31 - 1. Defaults to this reader's batch size.
 
         Returns:
@@ -378,16 +400,16 @@ class Reader:
 
         Raises:
             TypeError: If an argument has the wrong type.
-            UnsupportedError: If this reader is shuffled.
-            ValueError: If an index is out of range, if `rows` is empty, or if this reader has several ranks.
+            UnsupportedError: If this reader reads from servers, or if the source can't read rows in this sequence.
+            ValueError: If an index is out of range, if `rows` is empty, or if this reader draws a sample for each
+                epoch.
 
         Example:
             >>> import fastpipe
-            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=64)
-            >>> taken = reader.take([7, 3, 100])
-            >>> taken.num_rows
-            3
-            >>> shuffled = taken.rebatch(64, shuffle_buffer=taken.num_rows, seed=7)
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=64)
+            >>> taken = reader.take([7, 3, 3, 100])
+            >>> taken.num_rows, [taken.locate(0, row).row for row in range(4)]
+            (4, [7, 3, 3, 100])
         """
         return _sampling.take(self, rows, batch_size=batch_size)
 
@@ -427,8 +449,8 @@ class Reader:
             SchemaError: If `by` isn't the name of a feature with one such value per row.
             TypeError: If an argument has the wrong type.
             UnsupportedError: If this reader reads from servers.
-            ValueError: If an argument is out of range, if fractions don't sum to 1, if this reader is a sample, or if
-                files in different folders have the same name and `by` is None.
+            ValueError: If an argument is out of range, if fractions don't sum to 1, if this reader draws a sample for
+                each epoch, or if files in different folders have the same name and `by` is None.
             FastpipeError: If the data can't be read.
 
         Example:
@@ -467,8 +489,8 @@ class Reader:
             SchemaError: If `by` or `stratify` isn't the name of a feature with one such value per row.
             TypeError: If an argument has the wrong type.
             UnsupportedError: If this reader reads from servers.
-            ValueError: If an argument is out of range, if `by` and `stratify` are passed, if this reader is a sample,
-                or if files in different folders have the same name and their places are needed.
+            ValueError: If an argument is out of range, if `by` and `stratify` are passed, if this reader draws a
+                sample for each epoch, or if files in different folders have the same name and their places are needed.
             FastpipeError: If the data can't be read.
 
         Example:
@@ -496,7 +518,7 @@ class Reader:
         Raises:
             TypeError: If `rows` isn't a list or an array of integers.
             UnsupportedError: If this reader reads from servers.
-            ValueError: If an index is out of range, or if this reader is a sample.
+            ValueError: If an index is out of range, or if this reader draws a sample for each epoch.
 
         Example:
             >>> import fastpipe
@@ -531,7 +553,7 @@ class Reader:
                 then.
             TypeError: If the argument isn't a condition.
             UnsupportedError: If this reader reads from servers.
-            ValueError: If this reader is a sample, or if no rank would get a batch.
+            ValueError: If this reader draws a sample for each epoch, or if no rank would get a batch.
             ValueRangeError: If an integer that the condition computes doesn't fit into 64 bits.
             FastpipeError: If the data can't be read.
 

@@ -1,4 +1,7 @@
-"""Random samples of a reader's rows: uniform, stratified, weighted, or of whole units.
+"""Random samples of a reader's rows: uniform, stratified, balanced, weighted, or of whole units.
+
+A sample is a selection, so it has the order and ranks of its reader. Only samples that are drawn for each epoch are an
+order.
 
 Each row has a word from the counter-based generator Philox (J. K. Salmon et al., Parallel Random Numbers: As Easy as 1,
 2, 3, 2011), keyed by the seed. NumPy guarantees that its raw words are the same in all versions.
@@ -17,7 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag, within
+from fastpipe._expressions import Expr
+from fastpipe._reader.filtering import evaluated
 from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, seed_of
+from fastpipe._reader.selection import Selected, check, select
 from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError, UnsupportedError
 
@@ -72,6 +78,50 @@ def stratified(codes: npt.NDArray[np.int64], rows: int, seed: int, part: int, *,
     turned = sizes[np.argsort(turn)]
     replaced: _Rows = order[(np.cumsum(turned) - turned)[drawn] + (keys[1:] * turned[drawn]).astype(np.int64)]
     return replaced
+
+
+def balanced(codes: npt.NDArray[np.int64], rows: int, seed: int, part: int, *, replace: bool) -> _Rows:
+    """Draws equally many rows from each stratum. At random, some strata have one row more.
+
+    Args:
+        codes: Stratum of each row, from 0. Each stratum has rows.
+        rows: Number of rows to draw.
+        seed: Seed of the sample.
+        part: Index of the part. Without replacement, different parts have no row in common.
+        replace: Whether a row may be drawn several times.
+
+    Raises:
+        TooFewRowsError: If a stratum has too few rows.
+    """
+    sizes = np.bincount(codes)
+    turn = np.argsort(np.argsort(uniform(seed, _STRATA, len(sizes))))
+    counts = rows // len(sizes) + (turn < rows % len(sizes))
+    order = np.lexsort((uniform(seed, 0, len(codes)), codes))
+    firsts = np.cumsum(sizes) - sizes
+    if replace:
+        sizes, firsts = np.repeat(sizes, counts), np.repeat(firsts, counts)
+        replaced: _Rows = order[firsts + (uniform(seed, 1 + part, rows) * sizes).astype(np.int64)]
+        return replaced
+    needed = counts * (part + 1)
+    if (sizes < needed).any():
+        raise TooFewRowsError(int(np.argmax(sizes < needed)), int(needed.max()))
+    # Positions among the rows of all strata, which are adjacent.
+    skipped = firsts + counts * part - (np.cumsum(counts) - counts)
+    drawn: _Rows = order[np.arange(rows) + np.repeat(skipped, counts)]
+    return drawn
+
+
+class TooFewRowsError(ValueError):
+    """A stratum has too few rows.
+
+    Args:
+        stratum: Index of the stratum.
+        needed: Number of rows that a stratum needs.
+    """
+
+    def __init__(self, stratum: int, needed: int) -> None:
+        super().__init__(f"stratum {stratum} has fewer than {needed} rows")
+        self.stratum, self.needed = stratum, needed
 
 
 def _spread(total: int, rows: int, start: int) -> _Rows:
@@ -202,18 +252,23 @@ def sample(
     replace: bool = False,
     seed: int | None = None,
     part: int = 0,
-    stratify: str | npt.ArrayLike | None = None,
-    weights: str | npt.ArrayLike | None = None,
+    stratify: str | Expr | npt.ArrayLike | None = None,
+    balance: str | Expr | npt.ArrayLike | None = None,
+    weights: str | Expr | npt.ArrayLike | None = None,
+    redraw: bool = False,
     batch_size: int | None = None,
 ) -> Reader:
     """Draws a random sample of a reader's rows. See `Reader.sample`."""
-    _check_population(reader, "give part=rank")
-    _check_order(reader, "sample")
+    reader = _with_batch_size(reader, batch_size)
     there = reader._data.handle.num_rows
-    again = flag("replace", replace)
+    again, anew = flag("replace", replace), flag("redraw", redraw)
     count = within("rows", rows, 1, LARGEST_SAMPLE)
     number = within("part", part, 0, _LARGEST_PART)
     skipped = count * number
+    if reader._ordering.is_sample or not anew:
+        check(reader, "sample")
+    if seed is None and reader.world_size > 1:
+        raise ValueError("set a seed: every rank must draw the same rows, and a random seed differs between ranks")
     if not again and skipped + count > there:
         behind = f" (parts 0 to {number}, {count} rows each)" if number else ""
         raise ValueError(
@@ -221,45 +276,52 @@ def sample(
         )
     if there == 0:
         raise ValueError("the dataset has no rows to draw from")
-    if stratify is not None or weights is not None:
-        return _drawn(reader, count, seed, number, stratify, weights, batch_size, replace=again)
+    given = {"stratify": stratify, "balance": balance, "weights": weights}
+    used = [name for name, value in given.items() if value is not None]
+    if len(used) > 1 or (used and anew):
+        raise ValueError(f"pass only one of {', '.join(used + ['redraw'] * anew)}")
+    if used:
+        numbers = _drawn(reader, count, seed_of(seed), number, used[0], given[used[0]], replace=again)
+        return select(reader, np.sort(numbers))
     ordering = reader._ordering.sample(count, skipped, None if seed is None else int(seed), replace=again)
-    if batch_size is not None:
-        ordering = ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))
-    return reader._like(reader._data, ordering=ordering)
+    if anew:
+        _check_order(reader)
+        return reader._like(reader._data, ordering=ordering)
+    # The samples of epochs begin with these rows.
+    drawn = reader._like(reader._data, ordering=ordering)
+    return select(reader, rows_of_sample(drawn))
 
 
-def _drawn(
-    reader: Reader,
-    rows: int,
-    seed: int | None,
-    part: int,
-    stratify: Any,
-    weights: Any,
-    batch_size: int | None,
-    *,
-    replace: bool,
-) -> Reader:
-    """Draws a stratified or weighted sample."""
-    if stratify is not None and weights is not None:
-        raise ValueError("pass either stratify or weights, not both")
-    drawn = seed_of(seed)
-    if stratify is not None:
-        codes = codes_of(_values(reader, "stratify", stratify))
-        numbers = stratified(codes, rows, drawn, part, replace=replace)
-    else:
-        given = _values(reader, "weights", weights)
-        if given.dtype.kind not in "biuf":
-            raise TypeError(f"weights must be numbers; got {given.dtype}")
+def _drawn(reader: Reader, rows: int, seed: int, part: int, how: str, given: Any, *, replace: bool) -> _Rows:
+    """Draws a stratified, balanced or weighted sample."""
+    if how == "weights":
+        # A product with a float is a float.
+        values = _values(reader, how, given * 1.0 if isinstance(given, Expr) else given)
+        if values.dtype.kind not in "biuf":
+            raise TypeError(f"weights must be numbers; got {values.dtype}")
         # Numbers that float64 can't represent are converted to infinity, which raises an error.
         with np.errstate(over="ignore"):
-            floats = given.astype(np.float64)
-        numbers = weighted(floats, rows, drawn, part, replace=replace)
-    return take(reader, numbers, batch_size=batch_size)
+            floats = values.astype(np.float64)
+        return weighted(floats, rows, seed, part, replace=replace)
+    values = _values(reader, how, given)
+    codes = codes_of(values)
+    if how == "stratify":
+        return stratified(codes, rows, seed, part, replace=replace)
+    try:
+        return balanced(codes, rows, seed, part, replace=replace)
+    except TooFewRowsError as error:
+        sizes = np.bincount(codes)
+        value = values[int(np.argmax(codes == error.stratum))]
+        raise ValueError(
+            f"balance: {sizes[error.stratum]} rows have the value {value!s:.100}, fewer than the {error.needed} to be"
+            f" drawn of each value: draw at most rows={sizes.min() // (part + 1) * len(sizes)}, or set replace=True"
+        ) from None
 
 
 def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
-    """Returns a value for each row: the given array, or the values of a feature."""
+    """Returns a value for each row: the given array, or the values of a feature or an expression."""
+    if isinstance(given, Expr):
+        return evaluated(reader, what, given)
     there = reader._data.handle.num_rows
     if not isinstance(given, str):
         values = np.asarray(given)
@@ -287,8 +349,7 @@ def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
 
 def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: int | None = None) -> Reader:
     """Selects rows of a reader by index. See `Reader.take`."""
-    _check_population(reader, "take rows[rank::world_size] on each rank")
-    _check_order(reader, "take")
+    check(reader, "take")
     numbers = np.asarray(rows)
     if numbers.dtype == object or numbers.dtype.kind not in "iu":
         raise TypeError(f"rows must be integers; got {numbers.dtype}")
@@ -297,29 +358,24 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: int | None = None) 
     there = reader._data.handle.num_rows
     if numbers.min() < 0 or numbers.max() >= there:
         raise ValueError(f"row {numbers.min() if numbers.min() < 0 else numbers.max()} does not exist in {there} rows")
-    ordering = reader._ordering.take(np.sort(numbers.astype(np.int64)))
-    if batch_size is not None:
-        ordering = ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))
+    # The caller may change the array later.
+    return select(_with_batch_size(reader, batch_size), numbers.astype(np.int64))
+
+
+def _with_batch_size(reader: Reader, batch_size: int | None) -> Reader:
+    if batch_size is None:
+        return reader
+    ordering = reader._ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))
     return reader._like(reader._data, ordering=ordering)
 
 
-def _check_population(reader: Reader, advice: str) -> None:
-    if reader.world_size > 1:
-        raise ValueError(f"rows must be chosen from a reader without ranks: omit rank and world_size, and {advice}")
-    if reader._ordering.is_mixture:
-        reason = "cannot sample a mixture: sample its readers, and mix the samples"
-        raise UnsupportedError(reason, reason=reason)
-    if reader._ordering.is_sample:
-        raise ValueError("this reader is already a sample: use the reader that it was drawn from")
-
-
-def _check_order(reader: Reader, name: str) -> None:
+def _check_order(reader: Reader) -> None:
     if (shuffle := reader._ordering.shuffle) != "sequential":
         shown = True if shuffle == "window" else shuffle
         reason = (
-            f"{name}() yields rows in file order and would ignore the reader's shuffle={shown!r}. Create the reader"
-            f" with shuffle=False, and shuffle the selected rows: chosen = reader.{name}(...), then"
-            f" chosen.rebatch({reader.batch_size}, shuffle_buffer=chosen.num_rows, seed=7)"
+            f"sample(redraw=True) yields rows in file order and would ignore the reader's shuffle={shown!r}. Create the"
+            " reader with shuffle=False, and shuffle the drawn rows: drawn = reader.sample(..., redraw=True), then"
+            f" drawn.rebatch({reader.batch_size}, shuffle_buffer=drawn.num_rows, seed=7)"
         )
         raise UnsupportedError(reason, reason=reason)
 
@@ -334,26 +390,31 @@ def counts_of(reader: Reader) -> npt.NDArray[np.uint32]:
     """Returns the number of rows in each unit of a reader's dataset.
 
     Raises:
-        ValueError: If the reader can't be sampled.
+        ValueError: If the reader has ranks, or draws a sample for each epoch.
     """
-    _check_population(reader, "name the devices of all ranks in devices=")
+    if reader.world_size > 1:
+        raise ValueError("omit rank and world_size, and name the devices of all ranks in devices=")
+    check(reader, "fill")
     return reader._data.handle.unit_rows()
 
 
 def gathered(reader: Reader, rows: npt.NDArray[np.int64], batch_size: int, memory_limit: int) -> Reader:
     """Returns a reader of one pass over the given rows, which must ascend. No row is left out."""
-    ordering = replaced(reader._ordering.take(rows).with_batch_size(batch_size), drop_last=False)
+    ordering = Ordering.checked(batch_size=batch_size, seed=reader.seed)
     running = replaced(reader._running, memory_limit=memory_limit)
-    return reader._like(reader._data, ordering=ordering, running=running, progress=False, epochs=1)
+    data = Selected(reader._data, rows)
+    return reader._like(data, ordering=ordering, running=running, progress=False, epochs=1)
 
 
 def rows_of_sample(reader: Reader, epoch: int = 0) -> npt.NDArray[np.int64]:
-    """Returns the indices of a sample's rows in an epoch, counted over all files, ascending.
+    """Returns the indices of the rows of a selection, or of a sample that is drawn for an epoch, over all units.
 
     Raises:
-        ValueError: If the reader isn't a sample.
+        ValueError: If the reader has all rows.
     """
-    rows = reader._order.sample(epoch)
-    if rows is None:
+    if reader._ordering.is_sample and (rows := reader._order.sample(epoch)) is not None:
+        return rows
+    if not isinstance(reader._data, Selected):
         raise ValueError("this reader reads all rows; it is not a sample")
-    return rows
+    index = reader._data.origin()[1]
+    return np.flatnonzero(index) if index.dtype == np.bool_ else index

@@ -2,6 +2,9 @@
 
 A selection has the units of the whole dataset with fewer rows each. Its order, length and states are those of a dataset
 that consists of only the selected rows, so every order, rank, partition and adapter works with it.
+
+Rows that are taken by index may be repeated, and have a sequence. A unit has a row as often as it is taken. Shuffled
+orders ignore the sequence, and sequential order follows it.
 """
 
 from __future__ import annotations
@@ -34,41 +37,51 @@ def check(reader: Reader, method: str) -> None:
 
     Raises:
         UnsupportedError: If the reader is a mixture or reads from servers.
-        ValueError: If the reader is a sample.
+        ValueError: If the reader draws a sample for each epoch.
     """
     if reader._ordering.is_mixture:
         reason = f"{method}() cannot select rows of a mixture: call it for its readers, and mix the results"
         raise UnsupportedError(reason, reason=reason)
     if reader._ordering.is_sample:
         raise ValueError(
-            f"{method}() cannot select rows of a sample: call it first, and draw the sample from its result"
+            f"{method}() cannot select rows of samples that are drawn for each epoch: call it first, or draw one sample"
+            " with redraw=False"
         )
     if isinstance(reader._data.handle, RemoteDataset):
         reason = f"{method}() needs the data itself: call it on the server, and serve a reader of the selected rows"
         raise UnsupportedError(reason, reason=reason)
 
 
-def select(reader: Reader, mask: npt.NDArray[np.bool_], condition: Expr | None = None) -> Reader:
+def select(reader: Reader, chosen: npt.NDArray[Any], condition: Expr | None = None) -> Reader:
     """Returns a reader of some rows, with the order, ranks and options of this reader, at its beginning.
 
     A selection of a selection is one selection of the whole dataset.
 
     Args:
-        reader: The reader. It must not be a sample or read from servers: see `check`.
-        mask: Whether each row of the reader's dataset is selected, bool `[rows]`.
+        reader: The reader. It must not draw samples or read from servers: see `check`.
+        chosen: Whether each row of the reader's dataset is selected, bool `[rows]`, or row indices, int64 `[n]`.
         condition: A condition that all of these rows pass, for descriptions.
 
     Raises:
         ValueError: If no rank would get a batch.
     """
-    data, chosen = reader._data, np.ascontiguousarray(mask, np.bool_)
+    data = reader._data
     if isinstance(data, Selected):
-        whole, rows = data.origin()
-        rows[rows] = chosen
         known = data.condition
         condition = known if condition is None else condition if known is None else known & condition
-        data, chosen = whole, rows
-    return reader._like(Selected(data, np.packbits(chosen, bitorder="little"), condition))
+        data, rows = data.origin()
+        if rows.dtype == np.bool_ == chosen.dtype:
+            rows[rows] = chosen
+            chosen = rows
+        else:
+            chosen = (np.flatnonzero(rows) if rows.dtype == np.bool_ else rows)[chosen]
+    if chosen.dtype != np.bool_ and (chosen[1:] > chosen[:-1]).all():
+        # The same rows have the same states, however they were selected.
+        mask = np.zeros(data.handle.num_rows, np.bool_)
+        mask[chosen] = True
+        chosen = mask
+    rows = np.packbits(chosen, bitorder="little") if chosen.dtype == np.bool_ else chosen
+    return reader._like(Selected(data, rows, condition))
 
 
 class Selected(BaseDataset):
@@ -76,43 +89,54 @@ class Selected(BaseDataset):
 
     Args:
         whole: The whole dataset.
-        bits: A bit for each row, the first in the lowest bit of the first byte, uint8 `[ceil(rows / 8)]`. The remaining
-            bits are 0.
+        rows: A bit for each row, the first in the lowest bit of the first byte, uint8 `[ceil(rows / 8)]`, where the
+            remaining bits are 0. Or row indices in any sequence, int64 `[n]`.
         condition: A condition that all selected rows pass, for descriptions. None if there is none.
     """
 
-    def __init__(self, whole: Dataset, bits: npt.NDArray[np.uint8], condition: Expr | None = None) -> None:
-        self._whole, self._bits, self.condition = whole, bits, condition
-        self.handle = whole.handle.select(bits)
+    def __init__(self, whole: Dataset, rows: npt.NDArray[Any], condition: Expr | None = None) -> None:
+        self._whole, self._rows, self.condition = whole, rows, condition
+        if rows.dtype == np.uint8:
+            self.handle = whole.handle.select(rows)
+        elif (rows[1:] >= rows[:-1]).all():
+            self.handle = whole.handle.take(rows.astype(np.uint64))
+        else:
+            order = np.argsort(rows, kind="stable")
+            sequence = np.empty(len(rows), np.uint64)
+            sequence[order] = np.arange(len(rows), dtype=np.uint64)
+            self.handle = whole.handle.take(rows[order].astype(np.uint64), sequence)
         self.features, self.files, self.words = whole.features, whole.files, whole.words
         self.categories = whole.categories
         self.interpretation, self.column_times = whole.interpretation, whole.column_times
         self._own_digest: str | None = None
 
-    def origin(self) -> tuple[Dataset, npt.NDArray[np.bool_]]:
-        """Returns the whole dataset, and whether each of its rows is selected, bool `[rows of the whole dataset]`."""
-        return self._whole, self._mask()
+    def origin(self) -> tuple[Dataset, npt.NDArray[Any]]:
+        """Returns the whole dataset, and an index of its rows.
 
-    def _mask(self) -> npt.NDArray[np.bool_]:
-        unpacked = np.unpackbits(self._bits, count=self._whole.handle.num_rows, bitorder="little")
-        return unpacked.view(np.bool_)
+        The index is a new array, bool `[rows of the whole dataset]`. If rows have a sequence or are repeated, it is
+        their indices, int64 `[n]`, which must not be changed.
+        """
+        if self._rows.dtype != np.uint8:
+            return self._whole, self._rows
+        unpacked = np.unpackbits(self._rows, count=self._whole.handle.num_rows, bitorder="little")
+        return self._whole, unpacked.view(np.bool_)
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the fingerprint of the whole dataset with the number of selected rows and a separate digest."""
         whole = copy.copy(self._whole.fingerprint(version))
         if self._own_digest is None:
-            self._own_digest = digest(self._bits.data)
+            self._own_digest = digest(self._rows.dtype.str.encode(), self._rows.data)
         named = f"{whole['digest']} rows {self._own_digest}"
         return whole | {"rows": self.handle.num_rows, "digest": digest(named.encode())}
 
     def unsliced(self) -> Selected:
         """Returns the same rows with whole units."""
         whole = self._whole.unsliced()
-        return self if whole is self._whole else Selected(whole, self._bits, self.condition)
+        return self if whole is self._whole else Selected(whole, self._rows, self.condition)
 
     def narrowed(self, names: Sequence[str]) -> Selected:
         """Returns the same rows with fewer features."""
-        return Selected(self._whole.narrowed(names), self._bits)
+        return Selected(self._whole.narrowed(names), self._rows)
 
     def default_window(self, batch_size: int) -> int:
         """Returns the default of the whole dataset if it has its own, or else the default for the selection's units.
@@ -129,7 +153,7 @@ class Selected(BaseDataset):
         return self._whole.place(unit, self.handle.selected_record(unit, record))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Selected, (self._whole, self._bits, self.condition)
+        return Selected, (self._whole, self._rows, self.condition)
 
     def __str__(self) -> str:
         where = "" if self.condition is None else f", where {abridged(self.condition)}"

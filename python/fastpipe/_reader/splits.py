@@ -159,14 +159,28 @@ def _place_hashes(data: Dataset, seed: int) -> Iterator[_Hashes]:
     """
     if isinstance(data, DerivedDataset):
         whole, chosen = data.origin()
-        at = 0
-        for hashes in _place_hashes(whole, seed):
-            yield hashes[_shifted(chosen, at, len(hashes))]
-            at += len(hashes)
+        if isinstance(chosen, slice) or chosen.dtype == np.bool_:
+            at = 0
+            for hashes in _place_hashes(whole, seed):
+                yield hashes[_shifted(chosen, at, len(hashes))]
+                at += len(hashes)
+        else:
+            yield _hashes_at(_place_hashes(whole, seed), chosen)
         return
     for rows, place_seed in _places(data, seed):
         for start in range(0, rows, _ROWS):
             yield hash_integers(np.arange(start, min(start + _ROWS, rows)), place_seed)
+
+
+def _hashes_at(all_hashes: Iterable[_Hashes], rows: npt.NDArray[np.int64]) -> _Hashes:
+    """Returns the hashes of rows by index, of the hashes of all rows."""
+    found, order, at = np.empty(len(rows), np.uint64), np.argsort(rows), 0
+    ascending = rows[order]
+    for hashes in all_hashes:
+        first, last = np.searchsorted(ascending, [at, at + len(hashes)])
+        found[order[first:last]] = hashes[ascending[first:last] - at]
+        at += len(hashes)
+    return found
 
 
 def _shifted(chosen: slice | npt.NDArray[np.bool_], at: int, rows: int) -> slice | npt.NDArray[np.bool_]:

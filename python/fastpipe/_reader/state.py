@@ -100,7 +100,7 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
     except (KeyError, OverflowError, TypeError, ValueError):
         raise StateError("this is not the state of a reader, or it is damaged") from None
     # Settings that only the state has must have their default here.
-    expected = {name: None for name in order if name not in ("rows", "skipped")} | ordering.stored(shuffle_buffer)
+    expected = {name: None for name in order if name != "skipped"} | ordering.stored(shuffle_buffer)
     if not ordering.seed_given:
         # A randomly drawn seed is restored from the state.
         expected["seed"] = seed

@@ -108,10 +108,10 @@ class Served:
                 " change the batches in the client: fastpipe.connect(...).map(...) or .rebatch(...)"
             )
         parts = passes.parts
-        if parts.ordering.rows is not None:
-            raise UnsupportedError("a sample can't be served: serve the reader that it was drawn from")
+        if parts.data.handle.rows_in_sequence is not None:
+            raise UnsupportedError("take() of rows in a sequence can't be served: take them in ascending order")
         if parts.ordering.is_mixture:
-            raise UnsupportedError("a mixture can't be served: mix the readers where the batches are used")
+            raise UnsupportedError("a mixture can't be served: serve its readers, or mix where the batches are used")
         self.name = name
         self._parts = parts
         self._data = parts.data

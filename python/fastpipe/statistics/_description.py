@@ -292,7 +292,7 @@ def describe(
     require_datasketches()
     require_pyarrow()
     limit = within("exact_values", exact_values, 1, 2**31)
-    chosen = reader if rows is None else sample(in_file_order(reader), rows, seed=seed)
+    chosen = reader if rows is None else sample(in_file_order(reader), rows, seed=seed, redraw=True)
     batches = _rows_once(chosen, progress=flag("progress", progress))
     return described(batches, reader.features, reader.categories, exact_values=limit)
 

@@ -195,7 +195,7 @@ struct SelectedUnit {
     whole: Box<dyn Unit>,
     /// Number of selected records.
     rows: u32,
-    /// The selected records, ascending. `None` if all are selected.
+    /// The selected records, ascending. A record may occur several times. `None` if all are selected once.
     records: Option<Vec<u32>>,
 }
 
@@ -209,12 +209,20 @@ impl SelectedUnit {
     }
 
     /// Returns the record of the whole unit after the selected record before `record`, or 0 for the first one. A mark
-    /// at `record` is there, so records that aren't selected are skipped when the next selected one is read.
+    /// at `record` is there, so records that aren't selected are skipped when the next selected one is read. If both
+    /// selected records are the same, the mark is at this record.
     fn after(&self, record: u32) -> Result<u32> {
         match record.checked_sub(1) {
             None => Ok(0),
-            Some(before) => Ok(self.record(before)? + 1),
+            Some(before) => Ok(self.record(before)? + u32::from(!self.repeats(before))),
         }
+    }
+
+    /// Whether the selected record after `record` is the same.
+    fn repeats(&self, record: u32) -> bool {
+        let at = record as usize;
+        let both = self.records.as_ref().and_then(|records| records.get(at..at + 2));
+        both.is_some_and(|both| both[0] == both[1])
     }
 
     fn mark(&self, mark: Mark) -> Result<Mark> {
@@ -247,10 +255,24 @@ impl Unit for SelectedUnit {
             to.record = self.record(pick.record)?;
             to.slot = pick.slot;
         }
-        let end = self.whole.place(self.mark(from)?, &translated, out)?;
+        let (mut at, mut first) = (self.mark(from)?, 0);
+        for (index, pick) in picks.iter().enumerate() {
+            if self.repeats(pick.record) {
+                // The record is read again, so the mark remains at its start.
+                if first < index {
+                    at = self.whole.place(at, &translated[first..index], out)?;
+                }
+                at = self.whole.advance(at, translated[index].record)?;
+                self.whole.place(at, &translated[index..=index], out)?;
+                first = index + 1;
+            }
+        }
+        if first < picks.len() {
+            at = self.whole.place(at, &translated[first..], out)?;
+        }
         Ok(Mark {
             record: last.record + 1,
-            ..end
+            ..at
         })
     }
 

@@ -1,7 +1,8 @@
 //! The records that are selected in each unit of a source.
 //!
 //! A unit takes 16 bytes. If all or none of its records are selected, it takes no more. Otherwise its records are
-//! stored either as one bit for each record, or as a list of the selected ones, whichever is smaller.
+//! stored either as one bit for each record, or as a list of the selected ones, whichever is smaller. A selection of
+//! rows by index may have a row several times, so it stores a list for each unit.
 
 use crate::Result;
 use crate::error::{Error, ErrorKind};
@@ -35,7 +36,7 @@ enum Words<'a> {
 }
 
 impl Chosen {
-    /// Returns the number of words that store the selection.
+    /// Returns the number of words that store a selection that has no record twice.
     fn words(&self) -> u32 {
         match self.rows == 0 || self.rows == self.all {
             true => 0,
@@ -43,7 +44,7 @@ impl Chosen {
         }
     }
 
-    /// Whether the words are a list of records.
+    /// Whether these words are a list of records.
     fn is_list(&self) -> bool {
         self.rows <= self.all.div_ceil(BITS)
     }
@@ -54,6 +55,8 @@ impl Chosen {
 pub struct Selection {
     units: Vec<Chosen>,
     words: Vec<u32>,
+    /// Whether each unit has a list, in which a record may occur several times.
+    listed: bool,
 }
 
 /// Returns up to 32 bits of `bits` from bit `first` on, of which the lowest `count` are set as they are there.
@@ -123,7 +126,50 @@ impl Selection {
             }
             first += u64::from(chosen.all);
         }
-        Ok(Selection { units, words })
+        Ok(Selection {
+            units,
+            words,
+            listed: false,
+        })
+    }
+
+    /// Creates a selection of rows of a source whose units have `unit_rows` rows. `rows` are indices over all units in
+    /// ascending order. A row is selected as often as its index is listed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] if the indices don't ascend or don't exist, or if there are more than 2^32 - 1;
+    /// [`ErrorKind::OutOfMemory`].
+    pub fn of_rows(rows: &[u64], unit_rows: impl Iterator<Item = u32> + Clone) -> Result<Selection> {
+        let (mut units, mut words) = (
+            try_with_capacity(unit_rows.clone().count(), SELECTION)?,
+            try_with_capacity(rows.len(), SELECTION)?,
+        );
+        let (mut first, mut left) = (0, rows);
+        for all in unit_rows {
+            let end = first + u64::from(all);
+            let (here, after) = left.split_at(left.partition_point(|&row| row < end));
+            let start = words.len() as u64;
+            // Subtracting from an index below `first` results in a record that doesn't exist.
+            words.extend(
+                here.iter()
+                    .map(|row| row.wrapping_sub(first).min(u32::MAX.into()) as u32),
+            );
+            let rows = here.len() as u32;
+            units.push(Chosen { all, rows, start });
+            (first, left) = (end, after);
+        }
+        if !left.is_empty() || u32::try_from(rows.len()).is_err() || !rows.is_sorted() {
+            let reason = format!(
+                "{} rows to select must be indices below {first}, in ascending order",
+                rows.len()
+            );
+            return Err(Error::new(ErrorKind::Shape, reason));
+        }
+        Ok(Selection {
+            units,
+            words,
+            listed: true,
+        })
     }
 
     /// Returns the number of units.
@@ -136,11 +182,14 @@ impl Selection {
     }
 
     fn words(&self, chosen: Chosen) -> Words<'_> {
-        let (start, count) = (chosen.start as usize, chosen.words() as usize);
-        match count {
+        let start = chosen.start as usize;
+        if self.listed {
+            return Words::List(&self.words[start..start + chosen.rows as usize]);
+        }
+        match chosen.words() as usize {
             0 => Words::Uniform,
-            _ if chosen.is_list() => Words::List(&self.words[start..start + count]),
-            _ => Words::Bits(&self.words[start..start + count]),
+            count if chosen.is_list() => Words::List(&self.words[start..start + count]),
+            count => Words::Bits(&self.words[start..start + count]),
         }
     }
 
@@ -157,13 +206,14 @@ impl Selection {
     /// Returns the bytes of the list that [`Selection::records`] returns.
     pub fn list_bytes(&self, unit: u64) -> u64 {
         let chosen = self.chosen(unit);
-        match chosen.words() {
-            0 => 0,
+        match self.words(chosen) {
+            Words::Uniform => 0,
             _ => u64::from(chosen.rows) * 4,
         }
     }
 
-    /// Returns the selected records of a unit, ascending, or `None` if all or none are selected.
+    /// Returns the selected records of a unit, ascending, or `None` if all or none are selected once. A record may
+    /// occur several times: see [`Selection::of_rows`].
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`].
@@ -261,9 +311,28 @@ mod tests {
             // No more than a bit for each row of each unit, rounded up to words.
             let most: usize = units.iter().map(|unit| unit.0.div_ceil(32) as usize).sum();
             prop_assert!(selection.words.len() <= most);
+            let index: Vec<u64> = (0..rows.len() as u64).filter(|&row| rows[row as usize]).collect();
+            let listed = Selection::of_rows(&index, counts.clone()).unwrap();
+            for (unit, records) in (0..).zip(&naive) {
+                prop_assert_eq!(&listed.records(unit).unwrap(), &Some(records.clone()));
+            }
             bits.push(0);
             prop_assert_eq!(Selection::new(&bits, counts).unwrap_err().kind(), ErrorKind::Shape);
         }
+    }
+
+    #[test]
+    fn a_row_may_be_selected_several_times() {
+        let units = || [2, 0, 3].into_iter();
+        let selection = Selection::of_rows(&[0, 0, 1, 4, 4, 4, 4], units()).unwrap();
+        assert_eq!([0, 1, 2].map(|unit| selection.rows(unit)), [3, 0, 4]);
+        assert_eq!([0, 1, 2].map(|unit| selection.list_bytes(unit)), [12, 0, 16]);
+        assert_eq!(selection.records(2).unwrap(), Some(vec![2; 4]));
+        assert_eq!((selection.record(0, 2), selection.record(0, 3)), (Some(1), None));
+        for wrong in [&[5][..], &[1, 0], &[3, 0], &[u64::MAX]] {
+            assert_eq!(Selection::of_rows(wrong, units()).unwrap_err().kind(), ErrorKind::Shape);
+        }
+        assert_eq!(Selection::of_rows(&[], units()).unwrap().rows(0), 0);
     }
 
     #[test]

@@ -40,6 +40,10 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
         let units = match settings.kind {
             Kind::Block | Kind::Buffer => statistics.drained(rows, units),
             Kind::Sequential | Kind::Window | Kind::Mixture => statistics.units(rows, units),
+            // Each row of the batches in flight may be in another unit.
+            Kind::Sample | Kind::Bootstrap if order.is_given() => {
+                statistics.drawn((batches * u64::from(settings.batch_size)) as f64, units)
+            }
             // The units of the batches in flight. The fewer rows are drawn, the more units they are spread over.
             Kind::Sample | Kind::Bootstrap => {
                 let drawn = settings.shuffle_buffer.max(1) as f64;
@@ -74,6 +78,7 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
     );
     match settings.kind {
         Kind::Sequential => reason.push_str("units"),
+        _ if order.is_given() => reason.push_str("units, because its rows are in any sequence"),
         Kind::Mixture => {
             reason.push_str("the units and the orders of the readers");
         }

@@ -64,7 +64,7 @@ fn check_within(order: &Order, memory_limit: Option<u64>, machine: Option<u64>, 
         ),
     };
     let mut reason = format!("{limit}, but planning batches takes at least {}", rounded_up(needed));
-    if settings.kind == Kind::Sequential {
+    if settings.kind == Kind::Sequential || order.is_given() {
         reason.push_str(". A smaller batch_size needs less");
     } else if settings.kind == Kind::Mixture {
         reason.push_str(". A smaller shuffle_buffer of the readers needs less");

@@ -26,7 +26,7 @@ pub struct Order {
     left_out: u64,
     /// Set if ranks have separate units: the row count of the rank with the fewest rows.
     own_rows: Option<u64>,
-    /// Ascending rows of each epoch's sample, if the caller specified them instead of drawing them.
+    /// The rows of each epoch, if the caller specified them.
     pub(crate) given: Option<Arc<Vec<u64>>>,
     /// The members, if the order is a mixture.
     pub(crate) mixture: Option<Arc<Mixture>>,
@@ -58,18 +58,17 @@ impl Order {
         Order::made(units, settings, None, Some(mixture))
     }
 
-    /// Creates an order in which each epoch is a sample of these rows, which must be ascending.
+    /// Creates an order in which each epoch has these rows in this sequence. They are indices over all units.
     ///
     /// # Errors
     ///
     /// [`PlanError`](crate::PlanError) if memory can't be allocated, as for [`Order::new`].
-    pub fn of_rows(units: &Arc<Units>, settings: Settings, rows: Vec<u64>) -> Result<Order> {
+    pub fn of_rows(units: &Arc<Units>, settings: Settings, rows: Arc<Vec<u64>>) -> Result<Order> {
         let settings = Settings {
             kind: Kind::Bootstrap,
-            shuffle_buffer: rows.len() as u64,
             ..settings
         };
-        Order::made(units, settings, Some(Arc::new(rows)), None)
+        Order::made(units, settings, Some(rows), None)
     }
 
     fn made(
@@ -125,6 +124,9 @@ impl Order {
     /// Returns the rows of an epoch, including rows of a dropped last batch. If ranks have separate units, these are
     /// this rank's rows.
     pub fn epoch_rows(&self) -> u64 {
+        if let Some(given) = &self.given {
+            return given.len() as u64;
+        }
         let total = self.units.total();
         let Settings {
             kind,
@@ -141,6 +143,7 @@ impl Order {
     }
 
     /// Returns the rows of an epoch's sample as ascending indices over all units, or `None` if the order has all rows.
+    /// The rows of [`Order::of_rows`] keep their sequence.
     ///
     /// # Errors
     ///
@@ -192,6 +195,11 @@ impl Order {
     /// Returns the number of rows in a unit of a batch.
     pub(crate) fn rows_of(&self, unit: u64) -> u32 {
         self.units.rows((unit % (self.units.len() as u64).max(1)) as usize)
+    }
+
+    /// Whether the caller specified the rows: see [`Order::of_rows`].
+    pub fn is_given(&self) -> bool {
+        self.given.is_some()
     }
 
     /// Returns the settings of the order.

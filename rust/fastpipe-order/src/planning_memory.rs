@@ -15,6 +15,7 @@ impl Order {
     pub fn memory(&self, shuffle_buffer: u64) -> u64 {
         match self.settings.kind {
             Kind::Sequential => 0,
+            _ if self.given.is_some() => 0,
             Kind::Window => Windows::list_bytes(&self.units, shuffle_buffer),
             Kind::Block => shuffle_pool::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
             Kind::Buffer => shuffle_pool::list_bytes(&self.units, Grain::Row, shuffle_buffer),

@@ -1,4 +1,4 @@
-//! Samples: some of all rows, drawn uniformly, in storage order.
+//! Samples: some of all rows, drawn uniformly, in storage order. Rows in a sequence that the caller specified.
 //!
 //! Without replacement, a sample is a range of a keyed permutation of all rows. No table of all rows is needed, and
 //! samples of disjoint ranges have no row in common. With replacement, each draw is independent. In both cases the rows
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use fastpipe_random::{Draws, Key, Purpose, below};
 
-use crate::failure::{Result, collected, reserve};
+use crate::failure::{Result, collected, copied, reserve};
 use crate::permutation::Permutation;
 use crate::plan::{Content, Picks, Row};
 use crate::units::Units;
@@ -233,11 +233,20 @@ impl SampleWalker {
                 record: (row - here.start) as u32,
             });
         }
-        let open = collected(picks.units.iter().copied())?;
+        if !picks.units.is_sorted() {
+            // A sequence may return to a unit.
+            let found = std::mem::take(&mut picks.units);
+            picks.units = copied(&found)?;
+            picks.units.sort_unstable();
+            picks.units.dedup();
+            for row in &mut picks.rows {
+                row.unit = picks.units.partition_point(|unit| *unit < found[row.unit as usize]) as u32;
+            }
+        }
+        let open = copied(&picks.units)?;
         let mut released = std::mem::replace(&mut self.open, open);
-        // The batch may begin with the last unit of the previous one. After a seek backward, any of the units may be
-        // needed again.
-        released.retain(|unit| !picks.units.contains(unit) && picks.units.first().is_some_and(|first| unit < first));
+        // The batch may have rows of units of the previous one.
+        released.retain(|unit| picks.units.binary_search(unit).is_err());
         Ok((Content::Picks(picks), released))
     }
 }
@@ -355,15 +364,37 @@ mod tests {
         }
     }
 
-    #[test]
-    fn rows_can_be_selected() {
-        let settings = *order(&[5, 0, 9], 1, 0, false, 3).settings();
-        let units = Arc::new(Units::new([5, 0, 9]).unwrap());
-        let rows = vec![0, 0, 3, 4, 5, 6, 7, 8, 13, 13];
-        let order = Arc::new(Order::of_rows(&units, settings, rows.clone()).unwrap());
-        assert_eq!(order.sample(9).unwrap().unwrap(), rows);
-        assert_eq!(walked(&order, &[5, 0, 9]), rows);
-        assert_eq!((order.steps(), order.epoch_rows(), order.left_out()), (2, 10, 0));
+    proptest! {
+        #[test]
+        fn given_rows_keep_their_sequence(
+            units in proptest::collection::vec(0u32..9, 1..9),
+            places in proptest::collection::vec(any::<prop::sample::Index>(), 0..90),
+            batch_size in 1u32..20,
+        ) {
+            let total: u64 = units.iter().map(|&rows| u64::from(rows)).sum();
+            prop_assume!(total > 0);
+            let rows: Vec<u64> = places.iter().map(|place| place.index(total as usize) as u64).collect();
+            let settings = Settings { batch_size, ..Settings::default() };
+            let known = Arc::new(Units::new(units.iter().copied()).unwrap());
+            let order = Arc::new(Order::of_rows(&known, settings, Arc::new(rows.clone())).unwrap());
+            prop_assert_eq!(&order.sample(9).unwrap().unwrap(), &rows);
+            prop_assert_eq!((order.epoch_rows(), order.left_out()), (rows.len() as u64, 0));
+            let (mut found, mut open) = (Vec::new(), Vec::new());
+            for plan in order.epoch(1).unwrap() {
+                let plan = plan.unwrap();
+                let Content::Picks(picks) = &plan.content else { panic!("picks") };
+                prop_assert!(picks.units.is_sorted_by(|unit, next| unit < next));
+                let (kept, released): (Vec<u64>, Vec<u64>) = open.iter().partition(|unit| picks.units.contains(unit));
+                prop_assert_eq!(&plan.released, &released);
+                prop_assert!(kept.len() <= picks.units.len());
+                open = picks.units.clone();
+                found.extend((0..plan.content.len()).map(|slot| {
+                    let (unit, record) = plan.content.at(slot).unwrap();
+                    known.first(unit as usize) + u64::from(record)
+                }));
+            }
+            prop_assert_eq!(found, rows);
+        }
     }
 
     #[test]

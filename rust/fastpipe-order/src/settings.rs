@@ -22,7 +22,7 @@ pub enum Kind {
     /// Draws from a buffer of rows.
     Buffer,
     /// A uniform sample without replacement, in storage order, of `shuffle_buffer` rows. Each epoch has a different
-    /// sample. For a single rank.
+    /// sample. Ranks share its batches.
     Sample,
     /// A sample in which a row may be drawn several times. Different samples may have rows in common.
     Bootstrap,

@@ -146,6 +146,23 @@ fn selected(units: &[u32], mask: u64, seed: u64) -> (Vec<Vec<u32>>, Selected) {
     (naive, Selected::new(toy(units), Arc::new(selection)).unwrap())
 }
 
+/// Returns the same as `selected`, with each record up to four times.
+fn repeated(units: &[u32], mask: u64, seed: u64) -> (Vec<Vec<u32>>, Selected) {
+    let (mut naive, _) = selected(units, mask, seed);
+    let (mut first, mut rows) = (0, Vec::new());
+    for (records, &all) in naive.iter_mut().zip(units) {
+        let times = |record: u32| 1 + ((u64::from(record) + first).wrapping_mul(seed | 1) >> 7) % 4;
+        *records = records
+            .iter()
+            .flat_map(|&record| (0..times(record)).map(move |_| record))
+            .collect();
+        rows.extend(records.iter().map(|&record| first + u64::from(record)));
+        first += u64::from(all);
+    }
+    let selection = Selection::of_rows(&rows, units.iter().copied()).unwrap();
+    (naive, Selected::new(toy(units), Arc::new(selection)).unwrap())
+}
+
 /// Returns the values that a call writes to slots 0 to `rows - 1`.
 fn written(rows: usize, write: impl FnOnce(&mut Sink<'_>)) -> Vec<i64> {
     let parts = toy(&[]).facts().columns.iter().flat_map(ColumnSpec::parts).collect();
@@ -172,8 +189,9 @@ proptest! {
     #[test]
     fn units_have_only_selected_records(
         units in prop::collection::vec(0u32..90, 1..6), mask in 0u64..8, seed in any::<u64>(), step in 1usize..40,
+        repeats in any::<bool>(),
     ) {
-        let (naive, source) = selected(&units, mask, seed);
+        let (naive, source) = if repeats { repeated(&units, mask, seed) } else { selected(&units, mask, seed) };
         for (unit, records) in (0..).zip(&naive) {
             let info = source.describe(unit);
             prop_assert_eq!(info.rows as usize, records.len());

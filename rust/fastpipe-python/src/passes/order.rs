@@ -9,7 +9,7 @@ use fastpipe_memory::machine_memory;
 use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, State, StateError, Uneven};
 use fastpipe_service::request::Request;
 use fastpipe_wire::RemoteBatches;
-use numpy::{PyArray1, PyReadonlyArray1};
+use numpy::PyArray1;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
@@ -32,34 +32,26 @@ pub(crate) struct Order {
 
 #[pymethods]
 impl Order {
-    /// Creates the order described by `settings`, which is JSON. `rows` are the row indices of a sample that the user
-    /// has chosen.
+    /// Creates the order described by `settings`, which is JSON. Sequential order is the sequence of the dataset.
     #[new]
-    #[pyo3(signature = (data, settings, rows=None))]
-    fn new(py: Python<'_>, data: Py<Data>, settings: &str, rows: Option<PyReadonlyArray1<'_, i64>>) -> PyResult<Self> {
+    fn new(py: Python<'_>, data: Py<Data>, settings: &str) -> PyResult<Self> {
         let units = data.get().units().py(py)?;
         let mut settings = read(settings)?;
         settings.shuffle_buffer = window_rows(&settings);
+        let sequence = data.get().sequence().filter(|_| settings.kind == Kind::Sequential);
         // Samples are read in storage order.
-        if matches!(settings.kind, Kind::Window | Kind::Block) {
+        if matches!(settings.kind, Kind::Window | Kind::Block) || sequence.is_some() {
             data.get().source().check_random().py(py)?;
         }
-        if rows.is_some() && data.get().bringer().is_some() {
-            let reason = "servers do not support rows by index: use sample() or take() on a local reader";
-            return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
-        }
-        let rows = rows
-            .map(|rows| taken(&rows.as_array().to_vec(), units.total()))
-            .transpose()?;
         let mixture = data.get().mixture().cloned();
         if mixture.is_some() != (settings.kind == Kind::Mixture) {
             let reason = "a mixture has the order of its readers: choose the order of these, and mix them again";
             return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
         }
         let order = py
-            .detach(|| match (rows, mixture) {
+            .detach(|| match (sequence, mixture) {
                 (_, Some(mixture)) => fastpipe_order::Order::of_mixture(&units, settings, mixture),
-                (Some(rows), None) => fastpipe_order::Order::of_rows(&units, settings, rows),
+                (Some(rows), None) => fastpipe_order::Order::of_rows(&units, settings, rows.clone()),
                 (None, None) => fastpipe_order::Order::new(&units, settings),
             })
             .map_err(unplanned)
@@ -112,6 +104,7 @@ impl Order {
     /// Returns the rows of an epoch's sample in storage order, as indices over all units. None for an order of all
     /// rows.
     fn sample<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
+        check_order(&self.order, None, false).py(py)?;
         let rows = py.detach(|| self.order.sample(epoch)).map_err(unplanned).py(py)?;
         let rows = rows.map(|rows| rows.into_iter().map(|row| row as i64).collect());
         Ok(rows.map(|rows: Vec<i64>| PyArray1::from_vec(py, rows)))
@@ -351,16 +344,6 @@ impl Order {
         };
         Pass::new(py, batches, begun, padded, total, origin, state)
     }
-}
-
-/// Checks that row indices exist and are in ascending order, and returns them.
-fn taken(rows: &[i64], total: u64) -> PyResult<Vec<u64>> {
-    let ascend = rows.is_sorted() && rows.first().is_none_or(|&first| first >= 0);
-    if !ascend || rows.last().is_some_and(|&last| last as u64 >= total) {
-        let reason = format!("rows must be indices below {total}, in ascending order");
-        return Err(PyValueError::new_err(reason));
-    }
-    Ok(rows.iter().map(|&row| row as u64).collect())
 }
 
 fn read(settings: &str) -> PyResult<Settings> {

@@ -10,6 +10,7 @@ use fastpipe_engine::{Memory, PassSource, unplanned};
 use fastpipe_order::{Mixture, Units, UnitsError};
 use fastpipe_wire::write_columns;
 use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
@@ -31,6 +32,8 @@ pub(crate) struct Data {
     selection: Option<Arc<Selection>>,
     /// The order of the rows and the source, if this is a mixture of other datasets.
     mixed: Option<Mixed>,
+    /// The rows in the sequence of passes without shuffling, or `None` if it is the sequence of the units.
+    sequence: Option<Arc<Vec<u64>>>,
     rows: OnceLock<Arc<Units>>,
     /// Shared by all passes. Only locked while holding the GIL, so that no other thread can hold it when a process
     /// forks.
@@ -55,6 +58,7 @@ impl Data {
             uncut: None,
             selection: None,
             mixed: None,
+            sequence: None,
             rows: OnceLock::new(),
             memory: Mutex::default(),
         }
@@ -121,6 +125,11 @@ impl Data {
         Ok(begun)
     }
 
+    /// Returns the rows in the sequence of passes without shuffling, if it isn't the sequence of the units.
+    pub(crate) fn sequence(&self) -> Option<&Arc<Vec<u64>>> {
+        self.sequence.as_ref()
+    }
+
     pub(crate) fn source(&self) -> &Arc<dyn Source> {
         &self.source
     }
@@ -165,6 +174,31 @@ impl Data {
             }));
         }
         data
+    }
+
+    /// Creates a dataset of the rows that `select` returns. `sequence` is their sequence without shuffling.
+    fn selected(
+        whole: &Bound<'_, Self>,
+        sequence: Option<Vec<u64>>,
+        select: impl FnOnce(&Data) -> Result<Selection, Error> + Send,
+    ) -> PyResult<Py<Data>> {
+        let (py, all) = (whole.py(), whole.get());
+        if all.remote.is_some() {
+            let reason = "servers do not support selections of rows: serve a reader of the selection instead";
+            return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
+        }
+        let selection = Arc::new(py.detach(|| select(all)).py(py)?);
+        let source = Selected::new(all.source.clone(), selection.clone()).py(py)?;
+        let selected = selection.clone();
+        let mut data = Data::derived(whole, Arc::new(source), move |source| {
+            Ok(Arc::new(Selected::new(source, selected.clone())?))
+        });
+        // It has the units of the whole dataset.
+        data.memory = Mutex::new(Some(all.memory()));
+        data.uncut = all.uncut;
+        data.selection = Some(selection);
+        data.sequence = sequence.map(Arc::new);
+        Py::new(py, data)
     }
 
     /// Returns the number of rows of each unit.
@@ -212,6 +246,16 @@ impl Data {
         self.source.check_random().err().map(|error| error.reason().to_string())
     }
 
+    /// The rows in the sequence of passes without shuffling, as indices over all units. None if it is the sequence of
+    /// the units.
+    #[getter]
+    fn rows_in_sequence<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray1<u64>>>> {
+        let rows = self
+            .sequence()
+            .map(|rows| try_collect(rows.iter().copied(), "the sequence of rows"));
+        rows.transpose().py(py)?.map(|rows| array(py, rows)).transpose()
+    }
+
     /// The number of units before large units were split, or None if none was.
     #[getter]
     fn uncut(&self) -> Option<u64> {
@@ -249,27 +293,39 @@ impl Data {
             Ok(Arc::new(UnitRange::new(source, start..end)))
         });
         data.uncut = whole.uncut.map(|uncut| (uncut * units).div_ceil(all));
+        if let Some(sequence) = whole.sequence() {
+            let before: u64 = whole.rows().take(start as usize).map(u64::from).sum();
+            let rows = before..before + data.num_rows();
+            let own = sequence.iter().filter(|row| rows.contains(row)).map(|row| row - before);
+            data.sequence = Some(Arc::new(try_collect(own, "the sequence of rows").py(py)?));
+        }
         Py::new(py, data)
     }
 
     /// Returns the selected rows as a dataset. `bits` has a bit for each row, the first in the lowest bit of the first
     /// byte.
     fn select(slf: &Bound<'_, Self>, bits: PyReadonlyArray1<'_, u8>) -> PyResult<Py<Data>> {
-        let (py, whole) = (slf.py(), slf.get());
-        if whole.remote.is_some() {
-            let reason = "servers do not support selections of rows: serve a reader of the selection instead";
-            return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
-        }
         let bits = bits.as_slice()?;
-        let selection = Arc::new(py.detach(|| Selection::new(bits, whole.rows())).py(py)?);
-        let source = Selected::new(whole.source.clone(), selection.clone()).py(py)?;
-        let selected = selection.clone();
-        let mut data = Data::derived(slf, Arc::new(source), move |source| {
-            Ok(Arc::new(Selected::new(source, selected.clone())?))
-        });
-        data.uncut = whole.uncut;
-        data.selection = Some(selection);
-        Py::new(py, data)
+        Data::selected(slf, None, |whole| Selection::new(bits, whole.rows()))
+    }
+
+    /// Returns rows by index as a dataset. `rows` ascend, and may be repeated. `sequence` has the position of each row
+    /// of a pass without shuffling among them, if they don't have the sequence of `rows`.
+    #[pyo3(signature = (rows, sequence=None))]
+    fn take(
+        slf: &Bound<'_, Self>,
+        rows: PyReadonlyArray1<'_, u64>,
+        sequence: Option<PyReadonlyArray1<'_, u64>>,
+    ) -> PyResult<Py<Data>> {
+        let rows = rows.as_slice()?;
+        let sequence = sequence.as_ref().map(|sequence| sequence.as_slice()).transpose()?;
+        if sequence.is_some_and(|places| places.len() != rows.len() || places.iter().any(|&at| at >= rows.len() as u64))
+        {
+            return Err(PyValueError::new_err("the sequence has other rows"));
+        }
+        let sequence = sequence.map(|places| try_collect(places.iter().copied(), "the sequence of rows"));
+        let sequence = sequence.transpose().py(slf.py())?;
+        Data::selected(slf, sequence, |whole| Selection::of_rows(rows, whole.rows()))
     }
 
     /// Returns the record of the whole dataset's unit that a record of a selection is.
