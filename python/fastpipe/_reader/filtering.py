@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe import _omissions
 from fastpipe._arguments import shown
-from fastpipe._expressions import Expr, most_values
+from fastpipe._expressions import Expr, abridged, most_values
 from fastpipe._reader.conditions import Condition
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.selection import Selected, check, select
-from fastpipe.errors import memory_errors
+from fastpipe.errors import RowsLeftOutWarning, memory_errors
 
 if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
@@ -38,12 +39,21 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
     data = reader._data.narrowed(checked.names)
     with reader._like(data, ordering=ordering, running=running, epochs=1) as columns, memory_errors("filter rows"):
         bits = packed(map(checked.passes, columns.to_arrow_reader()), data.handle.num_rows)
+    if data.handle.num_rows and not bits.any():
+        _report_no_row(data.handle.num_rows, condition)
     if isinstance(reader._data, Selected):
         return select(
             reader, np.unpackbits(bits, count=data.handle.num_rows, bitorder="little").view(np.bool_), condition
         )
     # A bool per row would take eight times the memory.
     return reader._like(Selected(reader._data, bits, condition))
+
+
+def _report_no_row(rows: int, condition: Expr) -> None:
+    """Reports that no row passes, which is rarely intended."""
+    text = f"{_omissions.share(rows, rows, 'rows')} are left out by filter(): none of them passes {abridged(condition)}"
+    advice = "Null is not true: add | x.is_null() to keep nulls. head() shows some of the reader's values"
+    _omissions.report(f"{text}. {advice}", RowsLeftOutWarning)
 
 
 def packed(masks: Iterable[npt.NDArray[np.bool_]], rows: int) -> npt.NDArray[np.uint8]:

@@ -351,7 +351,8 @@ class MappedBatches(Iterator[Any]):
             threads.shutdown()
             raise StopIteration
         results = feed.results
-        # No signal is handled from here on, because nothing is called.
+        # Nothing is called until the lock is released, so a signal handler runs either before the mark is set or after
+        # the result is deleted. Ctrl-C while the lock is released loses this batch: the mark counts it.
         position.mark = mark
         del results[number]
         return value

@@ -414,8 +414,8 @@ class Reader:
             fractions: Fraction of each part, above 0. They must sum to 1.
             by: Name of a feature. Rows with equal values are in the same part, so that, for example, no user is in
                 both training and validation. The feature must have one integer, bool, date, time, text or byte string
-                per row, which must not depend on the epoch. It is read once for all rows, with all features. Defaults
-                to None.
+                per row, which must not depend on the epoch. It is read once for all rows, without other features if
+                the source can leave them out (see `filter`). A decimal counts as its scaled integer. Defaults to None.
             seed: Seed of the hash, 0 to 2^64 - 1. Defaults to 0 instead of a random seed, so that another program
                 finds the same parts.
 
@@ -513,7 +513,7 @@ class Reader:
         `select` read or decode only these features; other sources read all of them. The result is a smaller dataset
         with this reader's order, ranks, threads, limits and epochs. It has states, and it can be shuffled, sampled,
         split, served and filtered again. Its batches are full. Units (blocks, row groups, CSV chunks) in which no row
-        passes aren't read again.
+        passes aren't read again. If no row passes, `filter` issues a `RowsLeftOutWarning`.
 
         A row passes if the condition is true for it, not if it is null. Values that a source draws anew in each epoch,
         such as negatives, are those of epoch 0.
