@@ -458,7 +458,8 @@ def test_all_rows_or_none_pass(make: Make) -> None:
     assert digests(everything) == digests(make(batch_size=9))
     with pytest.warns(RowsLeftOutWarning, match=f"all {ROWS} rows .*is_null.. & False. Null is not true") as caught:
         nothing = reader.filter(col(simple(reader)).is_null() & False)
-    assert len(caught) == 1 and caught[0].filename == __file__
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert (nothing.num_rows, len(nothing), list(nothing)) == (0, 0, [])
     assert f"0 of {ROWS} rows of" in nothing.explain()
     assert "is_null() & False" in nothing.explain()
