@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from fastpipe._arguments import flag, integer, within
 from fastpipe._arrow.schema import require_pyarrow
@@ -30,6 +30,7 @@ from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.passes import Passes, warn_of_ranks
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
 from fastpipe._reader.rebatch import Rebatcher
+from fastpipe._reader.remaining_steps import RemainingSteps, without_steps
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
 
@@ -482,28 +483,50 @@ class Reader:
         """
         return _splits.folds(self, num_folds, by, stratify, seed)
 
-    def without(self, *, rows: npt.ArrayLike) -> Reader:
-        """Leaves out rows by index, for example rows that are known to be wrong. Works with any source.
+    @overload
+    def without(self, *, rows: npt.ArrayLike) -> Reader: ...
+
+    @overload
+    def without(self, *, steps: Iterable[int] | slice) -> RemainingSteps: ...
+
+    def without(
+        self, *, rows: npt.ArrayLike | None = None, steps: Iterable[int] | slice | None = None
+    ) -> Reader | RemainingSteps:
+        """Leaves out rows by index, or the batches of some steps. Works with any source.
+
+        Leave out rows if they are known to be wrong: the remaining rows make other batches. Leave out steps to skip the
+        batches at which a loss spiked: all other batches keep their rows and their sequence, and states of this reader
+        fit.
 
         Args:
             rows: Row indices, integers `[n]` in any order. Rows of this reader are counted from 0 over all units or
-                files. A row may be repeated.
+                files. A row may be repeated. Excludes `steps`.
+            steps: Indices of batches that are left out in each epoch, as `batch_at` of this reader counts them: a
+                range, a slice or integers in any order. A step may be repeated. At least one step must remain.
 
         Returns:
-            A reader of the remaining rows, with this reader's order, ranks, threads, limits and epochs.
+            A reader of the remaining rows, with this reader's order, ranks, threads, limits and epochs. With `steps`, a
+            `fastpipe.typing.RemainingSteps`, which is an iterable with states. Both start at their beginning.
 
         Raises:
-            TypeError: If `rows` isn't a list or an array of integers.
-            UnsupportedError: If this reader reads from servers.
-            ValueError: If an index is out of range, or if this reader is a sample.
+            TypeError: If `rows` isn't a list or an array of integers, if `steps` isn't an iterable of integers or a
+                slice, or if not exactly one of them is passed.
+            UnsupportedError: If this reader reads from servers and `rows` are passed, or if it has several ranks and
+                `steps` are passed.
+            ValueError: If an index is out of range, if this reader is a sample and `rows` are passed, or if no step
+                would remain.
 
         Example:
             >>> import fastpipe
             >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
             >>> reader.without(rows=[12, 99]).num_rows
             1998
+            >>> len(reader), len(reader.without(steps=range(3, 5)))
+            (8, 6)
         """
-        return _splits.without(self, rows)
+        if (rows is None) == (steps is None):
+            raise TypeError("without() takes either rows or steps, such as without(steps=range(340, 360))")
+        return without_steps(self, steps) if steps is not None else _splits.without(self, rows)
 
     def filter(self, condition: Expr) -> Reader:
         """Selects the rows that pass a condition. Works with any source.
