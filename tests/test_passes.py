@@ -219,6 +219,7 @@ PUBLIC = [
     "map",
     "num_rows",
     "partition",
+    "plan",
     "rank",
     "read_partition",
     "rebatch",

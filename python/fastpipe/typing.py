@@ -13,6 +13,7 @@ from fastpipe._reader.growth import Growth
 from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.options import Options
 from fastpipe._reader.partitions import Partition
+from fastpipe._reader.plan import Plan
 from fastpipe._reader.remaining_steps import RemainingSteps
 from fastpipe.batch import Batch
 from fastpipe.specs import Features
@@ -32,6 +33,7 @@ __all__ = [
     "Measure",
     "Options",
     "Partition",
+    "Plan",
     "ReadableFile",
     "RemainingSteps",
     "RowLocation",

@@ -41,12 +41,12 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
         bits = packed(map(checked.passes, columns.to_arrow_reader()), data.handle.num_rows)
     if data.handle.num_rows and not bits.any():
         _report_no_row(data.handle.num_rows, condition)
+    method = "filter", abridged(condition)
     if isinstance(reader._data, Selected):
-        return select(
-            reader, np.unpackbits(bits, count=data.handle.num_rows, bitorder="little").view(np.bool_), condition
-        )
+        mask = np.unpackbits(bits, count=data.handle.num_rows, bitorder="little").view(np.bool_)
+        return select(reader, mask, method, condition)
     # A bool per row would take eight times the memory.
-    return reader._like(Selected(reader._data, bits, condition))
+    return reader._like(Selected(reader._data, bits, condition, method=method))
 
 
 def _report_no_row(rows: int, condition: Expr) -> None:

@@ -28,6 +28,7 @@ from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_cursor import PassCursor
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.passes import Passes, warn_of_ranks
+from fastpipe._reader.plan import Plan, plan_of
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
 from fastpipe._reader.rebatch import Rebatcher
 from fastpipe._reader.remaining_steps import RemainingSteps, without_steps
@@ -524,9 +525,11 @@ class Reader:
             >>> len(reader), len(reader.without(steps=range(3, 5)))
             (8, 6)
         """
-        if (rows is None) == (steps is None):
-            raise TypeError("without() takes either rows or steps, such as without(steps=range(340, 360))")
-        return without_steps(self, steps) if steps is not None else _splits.without(self, rows)
+        if rows is not None and steps is None:
+            return _splits.without(self, rows)
+        if steps is not None and rows is None:
+            return without_steps(self, steps)
+        raise TypeError("without() takes either rows or steps, such as without(steps=range(340, 360))")
 
     def filter(self, condition: Expr) -> Reader:
         """Selects the rows that pass a condition. Works with any source.
@@ -1181,6 +1184,26 @@ class Reader:
             FastpipeError: If that unit can't be read.
         """
         return explain(self.stats(), self._data)
+
+    def plan(self) -> Plan:
+        """Describes the stages from the dataset to the batches: source, selections, order, ranks and batches.
+
+        `plan` of a map also describes the map. Reads no data.
+
+        Returns:
+            The `fastpipe.typing.Plan`, whose `repr` has a line for each stage.
+
+        Example:
+            >>> import fastpipe
+            >>> from fastpipe import col
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
+            >>> reader.filter(col("city") == "Wien").plan()
+            source   rides.csv (rows: 2,000; files: 1; chunks: 2)
+            filter   col("city") == "Wien": 1,000 of 2,000 rows
+            order    as in the source
+            batches  4 batches of batch_size=256 in an epoch
+        """
+        return plan_of(self._passes)
 
     def serve(self, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> Server:
         """Serves this reader's batches to clients, which call `fastpipe.connect` (extra `arrow`).

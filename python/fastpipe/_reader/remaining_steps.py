@@ -11,6 +11,7 @@ from fastpipe._locations import Location
 from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.mapped import Mapped, map_passes
 from fastpipe._reader.passes import warn_of_ranks
+from fastpipe._reader.plan import Plan, plan_of
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.remaining_passes import LeftOut, RemainingPasses, several_ranks
 from fastpipe._reader.state import LARGEST_EPOCH
@@ -41,7 +42,7 @@ class RemainingSteps:
         >>> remaining = reader.without(steps=range(5, 8))
         >>> len(reader), len(remaining), len(list(remaining))
         (20, 17, 17)
-        >>> bool((remaining.batch_at(5)["distance"] == reader.batch_at(8)["distance"]).all())
+        >>> bool((remaining.batch_at(5, epoch=0)["distance"] == reader.batch_at(8)["distance"]).all())
         True
     """
 
@@ -170,6 +171,10 @@ class RemainingSteps:
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         return self.to_arrow_reader().__arrow_c_stream__(requested_schema)
+
+    def plan(self) -> Plan:
+        """Describes the stages from the dataset to the batches. Reads no data. See `Reader.plan`."""
+        return plan_of(self._passes)
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""

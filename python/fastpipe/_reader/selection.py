@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
 
 
+# For each method that selected rows: its name, how it selected, and the number of rows that it left.
+History = tuple[tuple[tuple[str, str], int], ...]
+
+
 def check(reader: Reader, method: str) -> None:
     """Checks that rows of a reader can be selected.
 
@@ -45,7 +49,9 @@ def check(reader: Reader, method: str) -> None:
         raise UnsupportedError(reason, reason=reason)
 
 
-def select(reader: Reader, mask: npt.NDArray[np.bool_], condition: Expr | None = None) -> Reader:
+def select(
+    reader: Reader, mask: npt.NDArray[np.bool_], method: tuple[str, str], condition: Expr | None = None
+) -> Reader:
     """Returns a reader of some rows, with the order, ranks and options of this reader, at its beginning.
 
     A selection of a selection is one selection of the whole dataset.
@@ -53,19 +59,22 @@ def select(reader: Reader, mask: npt.NDArray[np.bool_], condition: Expr | None =
     Args:
         reader: The reader. It must not be a sample or read from servers: see `check`.
         mask: Whether each row of the reader's dataset is selected, bool `[rows]`.
+        method: Name of the method that selects, and how, for plans.
         condition: A condition that all of these rows pass, for descriptions.
 
     Raises:
         ValueError: If no rank would get a batch.
     """
     data, chosen = reader._data, np.ascontiguousarray(mask, np.bool_)
+    history: History = ()
     if isinstance(data, Selected):
         whole, rows = data.origin()
         rows[rows] = chosen
+        history = data.history
         known = data.condition
         condition = known if condition is None else condition if known is None else known & condition
         data, chosen = whole, rows
-    return reader._like(Selected(data, np.packbits(chosen, bitorder="little"), condition))
+    return reader._like(Selected(data, np.packbits(chosen, bitorder="little"), condition, history, method))
 
 
 class Selected(BaseDataset):
@@ -76,15 +85,30 @@ class Selected(BaseDataset):
         bits: A bit for each row, the first in the lowest bit of the first byte, uint8 `[ceil(rows / 8)]`. The remaining
             bits are 0.
         condition: A condition that all selected rows pass, for descriptions. None if there is none.
+        history: The methods that selected rows, one after another, for plans.
+        method: A further method, which selected these rows.
     """
 
-    def __init__(self, whole: Dataset, bits: npt.NDArray[np.uint8], condition: Expr | None = None) -> None:
+    def __init__(
+        self,
+        whole: Dataset,
+        bits: npt.NDArray[np.uint8],
+        condition: Expr | None = None,
+        history: History = (),
+        method: tuple[str, str] | None = None,
+    ) -> None:
         self._whole, self._bits, self.condition = whole, bits, condition
         self.handle = whole.handle.select(bits)
+        self.history = history if method is None else (*history, (method, self.handle.num_rows))
         self.features, self.files, self.words = whole.features, whole.files, whole.words
         self.categories = whole.categories
         self.interpretation, self.column_times = whole.interpretation, whole.column_times
         self._own_digest: str | None = None
+
+    @property
+    def whole(self) -> Dataset:
+        """The whole dataset."""
+        return self._whole
 
     def origin(self) -> tuple[Dataset, npt.NDArray[np.bool_]]:
         """Returns the whole dataset, and whether each of its rows is selected, bool `[rows of the whole dataset]`."""
@@ -105,7 +129,7 @@ class Selected(BaseDataset):
     def unsliced(self) -> Selected:
         """Returns the same rows with whole units."""
         whole = self._whole.unsliced()
-        return self if whole is self._whole else Selected(whole, self._bits, self.condition)
+        return self if whole is self._whole else Selected(whole, self._bits, self.condition, self.history)
 
     def narrowed(self, names: Sequence[str]) -> Selected:
         """Returns the same rows with fewer features."""
@@ -126,7 +150,7 @@ class Selected(BaseDataset):
         return self._whole.place(unit, self.handle.selected_record(unit, record))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Selected, (self._whole, self._bits, self.condition)
+        return Selected, (self._whole, self._bits, self.condition, self.history)
 
     def __str__(self) -> str:
         where = "" if self.condition is None else f", where {abridged(self.condition)}"
