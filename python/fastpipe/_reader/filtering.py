@@ -44,7 +44,7 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
     method = "filter", abridged(condition)
     if isinstance(reader._data, Selected):
         mask = np.unpackbits(bits, count=data.handle.num_rows, bitorder="little").view(np.bool_)
-        return select(reader, mask, method, condition)
+        return select(reader, mask, condition, method)
     # A bool per row would take eight times the memory.
     return reader._like(Selected(reader._data, bits, condition, method=method))
 

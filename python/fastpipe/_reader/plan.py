@@ -92,6 +92,9 @@ def _dataset(data: Dataset) -> Iterator[_Line]:
     elif isinstance(data, DerivedDataset):
         whole = data.origin()[0]
         yield from _dataset(whole)
+        if str(data).startswith("cached"):
+            yield "cache", str(data).removesuffix(f" of {whole}")
+            return
         part = str(data).removesuffix(f" of {whole}")
         yield "partition", f"{part}: {data.handle.num_rows:,} of {plural(whole.handle.num_rows, 'row')}"
     else:

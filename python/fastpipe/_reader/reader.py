@@ -36,6 +36,8 @@ from fastpipe.errors import StateError
 from fastpipe.specs import Features
 
 if TYPE_CHECKING:
+    import os
+
     import numpy.typing as npt
     import pyarrow as pa
 
@@ -569,6 +571,49 @@ class Reader:
             True
         """
         return filter_rows(self, condition)
+
+    def cache(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None) -> Reader:
+        """Reads all rows once, here, and keeps them in memory or in a file, so that later passes are fast.
+
+        The result has this reader's order, ranks, threads, limits and epochs, and begins at its beginning. All batches,
+        states, locations and splits are those of this reader; only `partition` may divide it at other units. Cache a
+        reader of a few gigabytes whose rows are slow to decode or to fetch. Filter it and select its columns before.
+        Later changes of its files aren't noticed.
+
+        Rows in memory take the bytes of their batches, in addition to `memory_limit`. Each rank and each process keeps
+        a copy, and pickling the reader copies the rows. Processes share a file, which is mapped into memory.
+
+        Args:
+            directory: Folder for the file, which is created if necessary. The name of the file has a digest of the
+                dataset, the features and their settings, so other datasets may use the same folder. A file that another
+                process wrote is used, and an incomplete one is replaced. fastpipe never removes files of other
+                datasets. Defaults to None: the rows are in memory.
+            max_bytes: Maximum size of the rows: a number of bytes, or a string such as "2GB". Defaults to None: no
+                limit.
+
+        Returns:
+            A reader of the kept rows.
+
+        Raises:
+            ImportError: If pyarrow isn't installed.
+            LimitError: If the rows take more than `max_bytes`.
+            StorageError: If the file can't be written or read.
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If this reader reads from servers, draws values anew in each epoch (such as negatives), or
+                has a feature that Arrow can't keep exactly. The message names the feature.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256, shuffle=True, seed=7)
+            >>> cached = reader.cache()
+            >>> cached.load_state_dict(reader.state_dict())
+            >>> bool((next(iter(cached))["distance"] == next(iter(reader))["distance"]).all())
+            True
+        """
+        from fastpipe.units._cache import cache
+
+        return cache(self, directory, max_bytes)
 
     def rebatch(
         self,

@@ -50,7 +50,10 @@ def check(reader: Reader, method: str) -> None:
 
 
 def select(
-    reader: Reader, mask: npt.NDArray[np.bool_], method: tuple[str, str], condition: Expr | None = None
+    reader: Reader,
+    mask: npt.NDArray[np.bool_],
+    condition: Expr | None = None,
+    method: tuple[str, str] = ("select", "rows"),
 ) -> Reader:
     """Returns a reader of some rows, with the order, ranks and options of this reader, at its beginning.
 
@@ -59,8 +62,8 @@ def select(
     Args:
         reader: The reader. It must not be a sample or read from servers: see `check`.
         mask: Whether each row of the reader's dataset is selected, bool `[rows]`.
-        method: Name of the method that selects, and how, for plans.
         condition: A condition that all of these rows pass, for descriptions.
+        method: Name of the method that selects, and how, for plans.
 
     Raises:
         ValueError: If no rank would get a batch.

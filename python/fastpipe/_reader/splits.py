@@ -62,7 +62,9 @@ def split(reader: Reader, fractions: Sequence[float], by: str | None, seed: int)
     sides = sides_of(hashes, reader._data.handle.num_rows, exact)
     key = _key(by, seed)
     return tuple(
-        select(reader, sides == side, ("split", f"part {side} of {len(exact)}, fraction {fractions[side]:g}, {key}"))
+        select(
+            reader, sides == side, method=("split", f"part {side} of {len(exact)}, fraction {fractions[side]:g}, {key}")
+        )
         for side in range(len(exact))
     )
 
@@ -85,8 +87,8 @@ def folds(
     key = _key(by, seed) if stratify is None else f"stratify={stratify!r}, seed={seed}"
     return [
         (
-            select(reader, sides != side, ("folds", f"all but fold {side} of {count}, {key}")),
-            select(reader, sides == side, ("folds", f"fold {side} of {count}, {key}")),
+            select(reader, sides != side, method=("folds", f"all but fold {side} of {count}, {key}")),
+            select(reader, sides == side, method=("folds", f"fold {side} of {count}, {key}")),
         )
         for side in range(count)
     ]
@@ -111,7 +113,7 @@ def without(reader: Reader, rows: npt.ArrayLike) -> Reader:
         raise ValueError(f"row {numbers[wrong][0]} does not exist in {there} rows")
     kept = np.ones(there, np.bool_)
     kept[numbers] = False
-    return select(reader, kept, ("without", "rows by index"))
+    return select(reader, kept, method=("without", "rows by index"))
 
 
 def _fraction(value: Any) -> Fraction:
