@@ -584,9 +584,10 @@ class Reader:
         a copy, and pickling the reader copies the rows. Processes share a file, which is mapped into memory.
 
         Args:
-            directory: Folder for the file, which is created if necessary. The name of the file has a digest of the
-                dataset, the features and their settings, so other datasets may use the same folder. A file that another
-                process wrote is used, and an incomplete one is replaced. fastpipe never removes files of other
+            directory: Folder for the file, which is created if necessary. Requires a dataset of local files or custom
+                units. The name of the file has a digest of the paths, sizes and times of the files (or the fingerprint
+                of the units), the features and their settings, so other datasets may use the same folder. A file that
+                another process wrote is used, and an incomplete one is replaced. fastpipe never removes files of other
                 datasets. Defaults to None: the rows are in memory.
             max_bytes: Maximum size of the rows: a number of bytes, or a string such as "2GB". Defaults to None: no
                 limit.
@@ -599,8 +600,9 @@ class Reader:
             LimitError: If the rows take more than `max_bytes`.
             StorageError: If the file can't be written or read.
             TypeError: If an argument has the wrong type.
-            UnsupportedError: If this reader reads from servers, draws values anew in each epoch (such as negatives), or
-                has a feature that Arrow can't keep exactly. The message names the feature.
+            UnsupportedError: If this reader reads from servers, draws values anew in each epoch (such as negatives),
+                has a feature that Arrow can't keep exactly, which the message names, or if `directory` is passed and
+                the dataset doesn't consist of local files or custom units.
             FastpipeError: If the data can't be read.
 
         Example:

@@ -68,14 +68,44 @@ def cache(reader: Reader, directory: str | os.PathLike[str] | None, max_bytes: i
     return reader._like(cached)
 
 
+def _origin(data: Dataset) -> Dataset:
+    """Returns the dataset from whose rows partitions, selections and caches were made."""
+    while isinstance(data, DerivedDataset):
+        data = data.origin()[0]
+    return data
+
+
+def _identity(data: Dataset) -> list[Any]:
+    """Returns values that differ if the contents of a dataset do, in addition to its fingerprint.
+
+    Fingerprints of files have their sizes and some of their bytes, and those of queries and tables have few values.
+
+    Raises:
+        UnsupportedError: If there are no such values.
+    """
+    # The fingerprint of a custom source identifies its contents.
+    if isinstance(data, UnitsData) and not type(data._units).__module__.startswith("fastpipe."):
+        return []
+    try:
+        found = [(os.path.realpath(path), os.stat(path)) for path in data.files]
+    except (OSError, ValueError):
+        found = []
+    if not found:
+        reason = (
+            f"cache(directory=...) cannot tell whether {data} has changed, because it doesn't consist of local files:"
+            " use cache() for memory, or write its rows to a file and read that"
+        )
+        raise UnsupportedError(reason, reason=reason)
+    return [[os.fsencode(path).hex(), status.st_size, status.st_mtime_ns] for path, status in found]
+
+
 def _check(data: Dataset) -> None:
     """Checks that the rows can be kept.
 
     Raises:
         UnsupportedError: If they come from a server, or change with the epoch.
     """
-    while isinstance(data, DerivedDataset):
-        data = data.origin()[0]
+    data = _origin(data)
     if isinstance(data.handle, RemoteDataset):
         reason = "cache() needs the data itself: call it on the server, and serve a reader of the cached rows"
         raise UnsupportedError(reason, reason=reason)
@@ -85,9 +115,14 @@ def _check(data: Dataset) -> None:
 
 
 def _key(reader: Reader) -> str:
-    """Returns the digest of all that determines the rows and their values."""
+    """Returns the digest of all that determines the rows and their values.
+
+    Raises:
+        UnsupportedError: If the rows may change without a change of the key.
+    """
     data = reader._data
-    settings = json.dumps([_FORMAT, data.fingerprint(), dict(data.interpretation), data.categories], sort_keys=True)
+    identities = [data.fingerprint(), _identity(_origin(data)), dict(data.interpretation), data.categories]
+    settings = json.dumps([_FORMAT, *identities], sort_keys=True)
     return digest(settings.encode(), b"\0", encoded_features(reader.features).encode())
 
 
