@@ -18,6 +18,7 @@ from fastpipe._reader import growth as _growth
 from fastpipe._reader import sampling as _sampling
 from fastpipe._reader import splits as _splits
 from fastpipe._reader import state as _state
+from fastpipe._reader.caching import cache
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
 from fastpipe._reader.filtering import filter_rows
@@ -613,8 +614,6 @@ class Reader:
             >>> bool((next(iter(cached))["distance"] == next(iter(reader))["distance"]).all())
             True
         """
-        from fastpipe.units._cache import cache
-
         return cache(self, directory, max_bytes)
 
     def rebatch(

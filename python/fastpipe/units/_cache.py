@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from fastpipe._arrow.schema import encoded_features, require_pyarrow, schema_of
 from fastpipe._fastpipe import RemoteDataset
 from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, DerivedDataset, SourceWording
-from fastpipe._reader.ordering import Ordering, digest
+from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
 from fastpipe._text import size_text
 from fastpipe.errors import LimitError, StorageError, UnsupportedError
@@ -40,32 +40,55 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 
-# Number of rows that are read at once.
-_ROWS = 1 << 14
-
 _FETCHES = 2
 
+# Number of rows whose forms are compared.
+_COMPARED = 16
 
-def cache(reader: Reader, directory: str | os.PathLike[str] | None, max_bytes: int | str | None) -> Reader:
-    """Keeps the rows of a reader. See `Reader.cache`."""
+
+def cached(
+    data: Dataset,
+    read: Callable[..., Reader],
+    rows: int,
+    directory: str | os.PathLike[str] | None,
+    max_bytes: int | str | None,
+) -> CachedData:
+    """Returns a dataset of the kept rows of a dataset.
+
+    Args:
+        data: The dataset.
+        read: Function `read(data, rows, **changes)`, which returns a reader in the order of a dataset, in batches of so
+            many rows, with some changes of its options.
+        rows: Number of rows that are read at once.
+        directory: Folder for the file, or None.
+        max_bytes: Maximum size, or None.
+    """
     limit = None if max_bytes is None else memory_size("max_bytes", max_bytes)
     folder = None if directory is None else Path(os.fspath(directory))
     require_pyarrow()
-    data = reader._data
     _check(data)
-    schema = _schema(reader.features)
-    path = None if folder is None else folder / f"fastpipe-{_key(reader)}.arrow"
+    schema = _schema(data.features)
+    path = None if folder is None else folder / f"fastpipe-{_key(data)}.arrow"
     table = None if path is None else _opened(path, schema, data)
     if table is None:
-        batches = _limited(_read(reader), limit)
+        batches = _limited(_batches(read(data, rows), data.features), limit)
         if path is None:
-            pyarrow = require_pyarrow()
+            import pyarrow
+
             table = pyarrow.Table.from_batches(list(batches), schema)
         else:
             table = _written(path, batches, schema, data)
-    cached = CachedData(data, _Kept(table, path))
-    _check_forms(reader, cached)
-    return reader._like(cached)
+    found = CachedData(data, _Kept(table, path))
+    if table.num_rows:
+        _check_forms(*(read(each, _COMPARED, progress=False).batch_at(0) for each in (data, found)))
+    return found
+
+
+def _batches(reader: Reader, features: Features) -> Iterator[pa.RecordBatch]:
+    """Yields a pass of a reader as record batches."""
+    with reader:
+        for batch in reader:
+            yield to_arrow(batch, features)
 
 
 def _origin(data: Dataset) -> Dataset:
@@ -114,29 +137,15 @@ def _check(data: Dataset) -> None:
         raise UnsupportedError(reason, reason=reason)
 
 
-def _key(reader: Reader) -> str:
+def _key(data: Dataset) -> str:
     """Returns the digest of all that determines the rows and their values.
 
     Raises:
         UnsupportedError: If the rows may change without a change of the key.
     """
-    data = reader._data
     identities = [data.fingerprint(), _identity(_origin(data)), dict(data.interpretation), data.categories]
     settings = json.dumps([_FORMAT, *identities], sort_keys=True)
-    return digest(settings.encode(), b"\0", encoded_features(reader.features).encode())
-
-
-def _read(reader: Reader) -> Iterator[pa.RecordBatch]:
-    """Yields all rows in the order of the dataset."""
-    features = reader.features
-    # With a limit, batches have the size for which the limit was chosen.
-    rows = _ROWS if reader._running.memory_limit is None else reader.batch_size
-    ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
-    with reader._like(
-        reader._data, ordering=ordering, running=replace(reader._running, prefetch=None), epochs=1
-    ) as all_:
-        for batch in all_:
-            yield to_arrow(batch, features)
+    return digest(settings.encode(), b"\0", encoded_features(data.features).encode())
 
 
 def _schema(features: Features) -> pa.Schema:
@@ -217,21 +226,13 @@ def _written(path: Path, batches: Iterator[pa.RecordBatch], schema: pa.Schema, d
     return table
 
 
-def _check_forms(reader: Reader, cached: CachedData) -> None:
+def _check_forms(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Checks that the kept rows are read in the same form as the original ones.
 
     Raises:
         UnsupportedError: If a feature isn't.
     """
-    if not cached.handle.num_rows:
-        return
-    ordering = Ordering.checked(batch_size=min(reader.batch_size, 16), seed=reader.seed)
-    running = replace(reader._running, prefetch=1)
-    before, after = (
-        reader._like(data, ordering=ordering, running=running, epochs=1, progress=False).batch_at(0)
-        for data in (reader._data, cached)
-    )
-    for name in reader.features:
+    for name in before:
         forms = [_form(batch[name]) for batch in (before, after)]
         if forms[0] != forms[1]:
             reason = (
