@@ -26,7 +26,7 @@ class Target(NamedTuple):
     """A kind of work, and where its figure is saved.
 
     Attributes:
-        work: What is read, in which order.
+        work: The dataset and the order of its rows.
         beside: The peer.
         wanted: The target of the ratio.
         command: The bench and the options that measure the work.
@@ -148,7 +148,7 @@ TARGETS = [
 
 
 def number(cell: str) -> float:
-    """Returns the number at the start of a cell, such as 1,234 or 1.64x (1.60 to 1.70). NaN if there is none."""
+    """Returns the number at the start of a cell, such as 1,234 or 1.64x (1.60 to 1.70), or NaN."""
     found = re.match(r"[\d,]*\.?\d+", cell)
     return float(found[0].replace(",", "")) if found else float("nan")
 

@@ -9,6 +9,7 @@ import functools
 import itertools
 import operator
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,22 @@ from hypothesis import given, settings
 import fastpipe
 from every_source import ORDERS, ROWS, Make, digests, make
 from fastpipe import col
-from fastpipe.errors import LimitError, MalformedFileError, SchemaError, UnsupportedError, ValueRangeError
+from fastpipe.errors import (
+    LimitError,
+    MalformedFileError,
+    RowsLeftOutWarning,
+    SchemaError,
+    UnsupportedError,
+    ValueRangeError,
+)
 
 pa = pytest.importorskip("pyarrow")
 pl = pytest.importorskip("polars")
 
 __all__ = ["make"]
+
+# Random conditions often select no row of a small table.
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 
 COMPARISONS = {
     "==": operator.eq,
@@ -445,9 +456,16 @@ def test_all_rows_or_none_pass(make: Make) -> None:
     everything = reader.filter(col(simple(reader)).is_not_null() | True)
     assert everything.num_rows == ROWS
     assert digests(everything) == digests(make(batch_size=9))
-    nothing = reader.filter(col(simple(reader)).is_null() & False)
+    with pytest.warns(RowsLeftOutWarning, match=f"all {ROWS} rows .*is_null.. & False. Null is not true") as caught:
+        nothing = reader.filter(col(simple(reader)).is_null() & False)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert (nothing.num_rows, len(nothing), list(nothing)) == (0, 0, [])
-    assert nothing.filter(col(simple(reader)).is_null()).num_rows == 0
+    assert f"0 of {ROWS} rows of" in nothing.explain()
+    assert "is_null() & False" in nothing.explain()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert nothing.filter(col(simple(reader)).is_null()).num_rows == 0
 
 
 def test_partitions_are_filtered(make: Make) -> None:
@@ -490,6 +508,14 @@ def test_only_named_columns_are_read() -> None:
     assert filtered.num_rows == 3
     list(filtered.filter(col("b").is_not_null()))
     assert log[2:4] == [["b"]] * 2
+    for divide in (lambda: reader.split(0.5, 0.5, by="b"), lambda: reader.folds(2, stratify="a")):
+        del log[:]
+        divide()
+        assert log in ([["b"]] * 2, [["a"]] * 2)
+    del log[:]
+    for _, part in filtered.folds(2, by="a"):
+        assert part.num_rows <= 3
+    assert log == [["a"]] * 2
 
 
 @pytest.mark.parametrize("kind", ["avro", "parquet"])

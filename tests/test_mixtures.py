@@ -399,6 +399,22 @@ def test_maps_and_heads_of_mixtures() -> None:
     assert mixed.describe()["x"].count == 80
 
 
+def test_plans_name_the_readers() -> None:
+    shuffled, other = numbers(40, 20, shuffle=True, seed=5)[0], numbers(40, 20)[1]
+    mixed = mix({"a": shuffled, "b": other.filter(fastpipe.col("row") < 10)}, [3, 1])
+    assert mixed.plan().stages == [
+        ("a: source", "a table of 40 rows (rows: 40; units: 1)"),
+        ("a: order", 'shuffle="window", shuffle_buffer=40, seed=5'),
+        ("a: mix", "30 rows in an epoch of the mixture"),
+        ("b: source", "a table of 20 rows (rows: 20; units: 1)"),
+        ("b: filter", 'col("row") < 10: 10 of 20 rows'),
+        ("b: order", "as in the source"),
+        ("b: mix", "10 rows in an epoch of the mixture"),
+        ("order", "rows of the readers in the proportion of their weights"),
+        ("batches", "5 batches of batch_size=8 in an epoch"),
+    ]
+
+
 def test_states_of_other_mixtures_are_refused() -> None:
     def state(*weights: float, stop: Any = 300, seed: int = 3) -> tuple[fastpipe.Reader, dict[str, Any]]:
         mixed = mix(numbers(50, 60, shuffle=True, seed=seed), weights, batch_size=10, stop=stop)

@@ -203,6 +203,7 @@ def test_other_objects_are_refused(other: object) -> None:
 PUBLIC = [
     "batch_at",
     "batch_size",
+    "cache",
     "categories",
     "close",
     "describe",
@@ -219,6 +220,7 @@ PUBLIC = [
     "map",
     "num_rows",
     "partition",
+    "plan",
     "rank",
     "read_partition",
     "rebatch",

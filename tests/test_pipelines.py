@@ -24,6 +24,8 @@ pytest.importorskip("pyarrow")
 
 __all__ = ["make"]
 
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
+
 PIPELINES = int(os.environ.get("FASTPIPE_PIPELINES", "20"))
 """Number of pipelines of each source."""
 

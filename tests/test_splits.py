@@ -135,6 +135,14 @@ def test_a_row_of_a_file_is_where_its_name_and_index_say(tmp_path: Path) -> None
     assert sides(moved.split(0.7, 0.3, seed=3)) == expected
 
 
+def test_decimals_are_scaled_integers() -> None:
+    table = pa.table({"i": np.arange(60), "price": pa.array(range(60)).cast(pa.decimal128(21, 2))})
+    for scale in (2, 3):
+        features = {"i": fastpipe.DenseSpec((), "int64"), "price": fastpipe.DenseSpec((), "int64", scale=scale)}
+        parts = fastpipe.from_arrow(table, batch_size=9, features=features).split(0.5, 0.5, by="price", seed=2)
+        assert sides(parts) == {i: side_of(xxh3(int64(i * 10**scale), 2), [Fraction(1, 2)] * 2) for i in range(60)}
+
+
 def test_rows_of_memory_are_where_their_index_says() -> None:
     reader = fastpipe.from_arrays({"i": np.arange(70)}, batch_size=16)
     expected = {i: side_of(xxh3(int64(i), 4), [Fraction(1, 4)] * 4) for i in range(70)}

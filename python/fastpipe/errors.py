@@ -270,10 +270,11 @@ class RowsLeftOutWarning(UserWarning):
     """Many rows are left out.
 
     A reader warns once, when it is created: if more than a tenth of the rows are in no batch, because short or uneven
-    batches are dropped, or because `on_ragged="skip"` or `on_full="skip"` leaves them out. `Interactions` warns if
-    `min_per_user` and `min_per_item` leave out more than half of the positives. The logger `fastpipe` has an entry of
-    level INFO for fewer rows, too. `warnings.filterwarnings("ignore", category=fastpipe.errors.RowsLeftOutWarning)`
-    silences the warning; `"error"` turns it into an error.
+    batches are dropped, or because `on_ragged="skip"` or `on_full="skip"` leaves them out. `Reader.filter` warns if no
+    row passes. `Interactions` warns if `min_per_user` and `min_per_item` leave out more than half of the positives. The
+    logger `fastpipe` has an entry of level INFO for fewer rows, too.
+    `warnings.filterwarnings("ignore", category=fastpipe.errors.RowsLeftOutWarning)` silences the warning; `"error"`
+    turns it into an error.
     """
 
 

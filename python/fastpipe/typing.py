@@ -13,6 +13,8 @@ from fastpipe._reader.growth import Growth
 from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.options import Options
 from fastpipe._reader.partitions import Partition
+from fastpipe._reader.plan import Plan
+from fastpipe._reader.remaining_steps import RemainingSteps
 from fastpipe.batch import Batch
 from fastpipe.specs import Features
 from fastpipe.statistics import Description, FeatureStatistics
@@ -32,7 +34,9 @@ __all__ = [
     "MixtureLocation",
     "Options",
     "Partition",
+    "Plan",
     "ReadableFile",
+    "RemainingSteps",
     "RowLocation",
     "ShuffleReport",
 ]

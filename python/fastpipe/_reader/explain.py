@@ -51,6 +51,8 @@ def explain(stats: Mapping[str, Any], data: Dataset) -> str:
         stats: Statistics as `Reader.stats` returns them.
         data: The dataset that was read.
     """
+    if data.handle.num_rows == 0:
+        return f"The reader has no rows, so its passes have no batches.\nThe reader reads {data}."
     if not stats or not stats["batches"]:
         return "Nothing was read yet: explain() describes the last pass."
     text = _explained(stats, data)

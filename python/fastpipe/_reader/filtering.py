@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe import _omissions
 from fastpipe._arguments import shown
 from fastpipe._expressions import Expr, abridged, most_values
 from fastpipe._reader.conditions import Condition, Evaluated
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.selection import Selected, check, select
-from fastpipe.errors import memory_errors
+from fastpipe.errors import RowsLeftOutWarning, memory_errors
 
 if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
@@ -31,11 +32,15 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
     checked = Condition(condition, reader.features)
     with _columns(reader, checked.names, most_values(condition)) as columns, memory_errors("filter rows"):
         bits = packed(map(checked.passes, columns.to_arrow_reader()), reader._data.handle.num_rows)
+    rows = reader._data.handle.num_rows
+    if rows and not bits.any():
+        _report_no_row(rows, condition)
+    method = "filter", abridged(condition)
     if isinstance(reader._data, Selected):
-        mask = np.unpackbits(bits, count=reader._data.handle.num_rows, bitorder="little").view(np.bool_)
-        return select(reader, mask, condition)
+        mask = np.unpackbits(bits, count=rows, bitorder="little").view(np.bool_)
+        return select(reader, mask, condition, method)
     # A bool per row would take eight times the memory.
-    return reader._like(Selected(reader._data, bits, condition))
+    return reader._like(Selected(reader._data, bits, condition, method=method))
 
 
 def evaluated(reader: Reader, what: str, expression: Expr) -> npt.NDArray[Any]:
@@ -73,6 +78,13 @@ def _columns(reader: Reader, names: Sequence[str], most: int) -> Reader:
     ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
     running = replace(reader._running, prefetch=None)
     return reader._like(reader._data.narrowed(names), ordering=ordering, running=running, epochs=1)
+
+
+def _report_no_row(rows: int, condition: Expr) -> None:
+    """Reports that no row passes, which is rarely intended."""
+    text = f"{_omissions.share(rows, rows, 'rows')} are left out by filter(): none of them passes {abridged(condition)}"
+    advice = "Null is not true: add | x.is_null() to keep nulls. head() shows some of the reader's values"
+    _omissions.report(f"{text}. {advice}", RowsLeftOutWarning)
 
 
 def packed(masks: Iterable[npt.NDArray[np.bool_]], rows: int) -> npt.NDArray[np.uint8]:

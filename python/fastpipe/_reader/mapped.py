@@ -12,6 +12,7 @@ from fastpipe._reader.mapped_batches import MapFunction
 from fastpipe._reader.mapped_passes import MapOptions, MappedPasses
 from fastpipe._reader.ordering import LARGEST_WORLD
 from fastpipe._reader.passes import Passes, warn_of_ranks
+from fastpipe._reader.plan import Plan, plan_of
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe.specs import Features
 
@@ -185,6 +186,10 @@ class Mapped:
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         return self.to_arrow_reader().__arrow_c_stream__(requested_schema)
+
+    def plan(self) -> Plan:
+        """Describes the stages from the dataset to the batches. Reads no data. See `Reader.plan`."""
+        return plan_of(self._passes)
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""

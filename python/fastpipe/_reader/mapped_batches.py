@@ -77,12 +77,14 @@ class Mark(NamedTuple):
         epoch: Epoch of the last batch. Before the first batch its epoch, and after the end the following epoch.
         progress: What is left of the epoch.
         ended: Whether `next` has reported the end.
+        step: Step of the last batch. None before the first batch.
     """
 
     delivered: int
     epoch: int
     progress: State
     ended: bool
+    step: int | None = None
 
 
 class MappedPosition:
@@ -115,6 +117,12 @@ class MappedPosition:
     @property
     def ended(self) -> bool:
         return self.mark.ended
+
+    @property
+    def last_step(self) -> tuple[int, int] | None:
+        """Epoch and step of the last batch."""
+        mark = self.mark
+        return None if mark.step is None else (mark.epoch, mark.step)
 
     @property
     def in_step(self) -> bool:
@@ -190,6 +198,8 @@ class _Feed:
         epoch, step = (before["epoch"], before["step"]) if self._first is None else self._first
         if self._first is not None:
             step += self._drawn
+        # If steps are left out, the last batch isn't the one after the previous batch.
+        epoch, step = getattr(position, "last_step", None) or (epoch, step)
         self._drawn += 1
         return _Drawn(batch, epoch, step, progress)
 
@@ -351,7 +361,8 @@ class MappedBatches(Iterator[Any]):
             threads.shutdown()
             raise StopIteration
         results = feed.results
-        # No signal is handled from here on, because nothing is called.
+        # Nothing is called until the lock is released, so a signal handler runs either before the mark is set or after
+        # the result is deleted. Ctrl-C while the lock is released loses this batch: the mark counts it.
         position.mark = mark
         del results[number]
         return value
@@ -360,7 +371,7 @@ class MappedBatches(Iterator[Any]):
         """Returns the mark after a batch. Sets the mark at the end, and returns None."""
         last = self.position.mark
         if drawn.batch is not None:
-            return Mark(last.delivered + 1, drawn.epoch, drawn.progress, False)
+            return Mark(last.delivered + 1, drawn.epoch, drawn.progress, False, drawn.step)
         if not last.ended:
             self.position.mark = Mark(last.delivered, drawn.epoch, drawn.progress, True)
         return None

@@ -247,7 +247,10 @@ class MappedPasses(Passes):
     def batch_at(self, step: int, epoch: int | None = None) -> Any:
         number = self.epoch if epoch is None else epoch
         batch = self.incoming.batch_at(step, number)
-        return self.options.function(batch, operator.index(number), self.rank, operator.index(step))
+        return self.options.function(batch, operator.index(number), self.rank, self.step_in_order(step))
+
+    def step_in_order(self, step: int) -> int:
+        return self.incoming.step_in_order(step)
 
     def close(self) -> None:
         self.incoming.close()

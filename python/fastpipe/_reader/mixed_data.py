@@ -66,6 +66,16 @@ class MixedDataset(BaseDataset):
             "readers": [dict(member.data.interpretation) for member in self._members]
         }
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The readers."""
+        return self._members
+
+    @property
+    def orders(self) -> list[Order]:
+        """The order of each reader."""
+        return list(self._orders)
+
     def rows(self) -> dict[str, int]:
         """Returns the number of rows that an epoch has from each reader."""
         counts = self.handle.mixed_rows()

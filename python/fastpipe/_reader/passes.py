@@ -7,6 +7,7 @@ Every producer of batches, such as a reader, a mixture, a served reader or a map
 from __future__ import annotations
 
 import logging
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -321,6 +322,14 @@ class Passes(ABC):
     def drawn(self) -> bool:
         """Whether the order depends on a random seed, so that another process would have another order."""
         return False
+
+    def step_in_order(self, step: int) -> int:
+        """Returns the step of a batch among all steps of the epoch, some of which may be left out.
+
+        Args:
+            step: Index of the batch, as for `batch_at`.
+        """
+        return operator.index(step)
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
         """Starts a pass over the batches `start` to `stop - 1` of an epoch. The active pass doesn't change.

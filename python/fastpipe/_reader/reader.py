@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from fastpipe._arguments import flag, integer, within
 from fastpipe._arrow.schema import require_pyarrow
@@ -18,6 +18,7 @@ from fastpipe._reader import growth as _growth
 from fastpipe._reader import sampling as _sampling
 from fastpipe._reader import splits as _splits
 from fastpipe._reader import state as _state
+from fastpipe._reader.caching import cache
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
 from fastpipe._reader.filtering import filter_rows
@@ -28,12 +29,16 @@ from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_cursor import PassCursor
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.passes import Passes, warn_of_ranks
+from fastpipe._reader.plan import Plan, plan_of
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
 from fastpipe._reader.rebatch import Rebatcher
+from fastpipe._reader.remaining_steps import RemainingSteps, without_steps
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
 
 if TYPE_CHECKING:
+    import os
+
     import numpy.typing as npt
     import pyarrow as pa
 
@@ -437,8 +442,8 @@ class Reader:
             fractions: Fraction of each part, above 0. They must sum to 1.
             by: Name of a feature. Rows with equal values are in the same part, so that, for example, no user is in
                 both training and validation. The feature must have one integer, bool, date, time, text or byte string
-                per row, which must not depend on the epoch. It is read once for all rows, with all features. Defaults
-                to None.
+                per row, which must not depend on the epoch. It is read once for all rows, without other features if
+                the source can leave them out (see `filter`). A decimal counts as its scaled integer. Defaults to None.
             seed: Seed of the hash, 0 to 2^64 - 1. Defaults to 0 instead of a random seed, so that another program
                 finds the same parts.
 
@@ -505,28 +510,52 @@ class Reader:
         """
         return _splits.folds(self, num_folds, by, stratify, seed)
 
-    def without(self, *, rows: npt.ArrayLike) -> Reader:
-        """Leaves out rows by index, for example rows that are known to be wrong. Works with any source.
+    @overload
+    def without(self, *, rows: npt.ArrayLike) -> Reader: ...
+
+    @overload
+    def without(self, *, steps: Iterable[int] | slice) -> RemainingSteps: ...
+
+    def without(
+        self, *, rows: npt.ArrayLike | None = None, steps: Iterable[int] | slice | None = None
+    ) -> Reader | RemainingSteps:
+        """Leaves out rows by index, or the batches of some steps. Works with any source.
+
+        Leave out rows if they are known to be wrong: the remaining rows make other batches. Leave out steps to skip the
+        batches at which a loss spiked: all other batches keep their rows and their sequence, and states of this reader
+        fit.
 
         Args:
             rows: Row indices, integers `[n]` in any order. Rows of this reader are counted from 0 over all units or
-                files. A row may be repeated.
+                files. A row may be repeated. Excludes `steps`.
+            steps: Indices of batches that are left out in each epoch, as `batch_at` of this reader counts them: a
+                range, a slice or integers in any order. A step may be repeated. At least one step must remain.
 
         Returns:
-            A reader of the remaining rows, with this reader's order, ranks, threads, limits and epochs.
+            A reader of the remaining rows, with this reader's order, ranks, threads, limits and epochs. With `steps`, a
+            `fastpipe.typing.RemainingSteps`, which is an iterable with states. Both start at their beginning.
 
         Raises:
-            TypeError: If `rows` isn't a list or an array of integers.
-            UnsupportedError: If this reader reads from servers.
-            ValueError: If an index is out of range, or if this reader draws a sample for each epoch.
+            TypeError: If `rows` isn't a list or an array of integers, if `steps` isn't an iterable of integers or a
+                slice, or if not exactly one of them is passed.
+            UnsupportedError: If this reader reads from servers or is a mixture and `rows` are passed, or if it has
+                several ranks and `steps` are passed.
+            ValueError: If an index is out of range, if this reader draws a sample for each epoch and `rows` are passed,
+                or if no step would remain.
 
         Example:
             >>> import fastpipe
             >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
             >>> reader.without(rows=[12, 99]).num_rows
             1998
+            >>> len(reader), len(reader.without(steps=range(3, 5)))
+            (8, 6)
         """
-        return _splits.without(self, rows)
+        if rows is not None and steps is None:
+            return _splits.without(self, rows)
+        if steps is not None and rows is None:
+            return without_steps(self, steps)
+        raise TypeError("without() takes either rows or steps, such as without(steps=range(340, 360))")
 
     def filter(self, condition: Expr) -> Reader:
         """Selects the rows that pass a condition. Works with any source.
@@ -536,7 +565,7 @@ class Reader:
         `select` read or decode only these features; other sources read all of them. The result is a smaller dataset
         with this reader's order, ranks, threads, limits and epochs. It has states, and it can be shuffled, sampled,
         split, served and filtered again. Its batches are full. Units (blocks, row groups, CSV chunks) in which no row
-        passes aren't read again.
+        passes aren't read again. If no row passes, `filter` issues a `RowsLeftOutWarning`.
 
         A row passes if the condition is true for it, not if it is null. Values that a source draws anew in each epoch,
         such as negatives, are those of epoch 0.
@@ -566,6 +595,49 @@ class Reader:
             True
         """
         return filter_rows(self, condition)
+
+    def cache(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None) -> Reader:
+        """Reads all rows once, here, and keeps them in memory or in a file, so that later passes are fast.
+
+        The result has this reader's order, ranks, threads, limits and epochs, and begins at its beginning. All batches,
+        states, locations and splits are those of this reader; only `partition` may divide it at other units. Cache a
+        reader of a few gigabytes whose rows are slow to decode or to fetch. Filter it and select its columns before.
+        Later changes of its files aren't noticed.
+
+        Rows in memory take the bytes of their batches, in addition to `memory_limit`. Each rank and each process keeps
+        a copy, and pickling the reader copies the rows. Processes share a file, which is mapped into memory.
+
+        Args:
+            directory: Folder for the file, which is created if necessary. Requires a dataset of local files or custom
+                units. The name of the file has a digest of the paths, sizes and times of the files (or the fingerprint
+                of the units), the features and their settings, so other datasets may use the same folder. A file that
+                another process wrote is used, and an incomplete one is replaced. fastpipe never removes files of other
+                datasets. Defaults to None: the rows are in memory.
+            max_bytes: Maximum size of the rows: a number of bytes, or a string such as "2GB". Defaults to None: no
+                limit.
+
+        Returns:
+            A reader of the kept rows.
+
+        Raises:
+            ImportError: If pyarrow isn't installed.
+            LimitError: If the rows take more than `max_bytes`.
+            StorageError: If the file can't be written or read.
+            TypeError: If an argument has the wrong type.
+            UnsupportedError: If this reader reads from servers, draws values anew in each epoch (such as negatives),
+                has a feature that Arrow can't keep exactly, which the message names, or if `directory` is passed and
+                the dataset doesn't consist of local files or custom units.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256, shuffle=True, seed=7)
+            >>> cached = reader.cache()
+            >>> cached.load_state_dict(reader.state_dict())
+            >>> bool((next(iter(cached))["distance"] == next(iter(reader))["distance"]).all())
+            True
+        """
+        return cache(self, directory, max_bytes)
 
     def rebatch(
         self,
@@ -1181,6 +1253,26 @@ class Reader:
             FastpipeError: If that unit can't be read.
         """
         return explain(self.stats(), self._data)
+
+    def plan(self) -> Plan:
+        """Describes the stages from the dataset to the batches: source, selections, order, ranks and batches.
+
+        `plan` of a map also describes the map. Reads no data.
+
+        Returns:
+            The `fastpipe.typing.Plan`, whose `repr` has a line for each stage.
+
+        Example:
+            >>> import fastpipe
+            >>> from fastpipe import col
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
+            >>> reader.filter(col("city") == "Wien").plan()
+            source   rides.csv (rows: 2,000; files: 1; chunks: 2)
+            filter   col("city") == "Wien": 1,000 of 2,000 rows
+            order    as in the source
+            batches  4 batches of batch_size=256 in an epoch
+        """
+        return plan_of(self._passes)
 
     def serve(self, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> Server:
         """Serves this reader's batches to clients, which call `fastpipe.connect` (extra `arrow`).

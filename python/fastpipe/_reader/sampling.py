@@ -265,7 +265,7 @@ def sample(
     count = within("rows", rows, 1, LARGEST_SAMPLE)
     number = within("part", part, 0, _LARGEST_PART)
     skipped = count * number
-    if reader._ordering.is_sample or not anew:
+    if reader._ordering.is_sample or reader._ordering.is_mixture or not anew:
         check(reader, "sample")
     if seed is None and reader.world_size > 1:
         raise ValueError("set a seed: every rank must draw the same rows, and a random seed differs between ranks")
@@ -282,14 +282,15 @@ def sample(
         raise ValueError(f"pass only one of {', '.join(used + ['redraw'] * anew)}")
     if used:
         numbers = _drawn(reader, count, seed_of(seed), number, used[0], given[used[0]], replace=again)
-        return select(reader, np.sort(numbers))
+        return select(reader, np.sort(numbers), method=("sample", f"{used[0]}=, part {number}"))
     ordering = reader._ordering.sample(count, skipped, None if seed is None else int(seed), replace=again)
     if anew:
         _check_order(reader)
         return reader._like(reader._data, ordering=ordering)
     # The samples of epochs begin with these rows.
     drawn = reader._like(reader._data, ordering=ordering)
-    return select(reader, rows_of_sample(drawn))
+    how = "with replacement" if again else "uniform"
+    return select(reader, rows_of_sample(drawn), method=("sample", f"{how}, part {number}"))
 
 
 def _drawn(reader: Reader, rows: int, seed: int, part: int, how: str, given: Any, *, replace: bool) -> _Rows:
@@ -359,7 +360,7 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: int | None = None) 
     if numbers.min() < 0 or numbers.max() >= there:
         raise ValueError(f"row {numbers.min() if numbers.min() < 0 else numbers.max()} does not exist in {there} rows")
     # The caller may change the array later.
-    return select(_with_batch_size(reader, batch_size), numbers.astype(np.int64))
+    return select(_with_batch_size(reader, batch_size), numbers.astype(np.int64), method=("take", "rows by index"))
 
 
 def _with_batch_size(reader: Reader, batch_size: int | None) -> Reader:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
 
 
+# For each method that selected rows: its name, how it selected, and the number of rows that it left.
+History = tuple[tuple[tuple[str, str], int], ...]
+
+
 def check(reader: Reader, method: str) -> None:
     """Checks that rows of a reader can be selected.
 
@@ -52,7 +56,12 @@ def check(reader: Reader, method: str) -> None:
         raise UnsupportedError(reason, reason=reason)
 
 
-def select(reader: Reader, chosen: npt.NDArray[Any], condition: Expr | None = None) -> Reader:
+def select(
+    reader: Reader,
+    chosen: npt.NDArray[Any],
+    condition: Expr | None = None,
+    method: tuple[str, str] = ("select", "rows"),
+) -> Reader:
     """Returns a reader of some rows, with the order, ranks and options of this reader, at its beginning.
 
     A selection of a selection is one selection of the whole dataset.
@@ -61,12 +70,15 @@ def select(reader: Reader, chosen: npt.NDArray[Any], condition: Expr | None = No
         reader: The reader. It must not draw samples or read from servers: see `check`.
         chosen: Whether each row of the reader's dataset is selected, bool `[rows]`, or row indices, int64 `[n]`.
         condition: A condition that all of these rows pass, for descriptions.
+        method: Name of the method that selects, and how, for plans.
 
     Raises:
         ValueError: If no rank would get a batch.
     """
     data = reader._data
+    history: History = ()
     if isinstance(data, Selected):
+        history = data.history
         known = data.condition
         condition = known if condition is None else condition if known is None else known & condition
         data, rows = data.origin()
@@ -81,7 +93,7 @@ def select(reader: Reader, chosen: npt.NDArray[Any], condition: Expr | None = No
         mask[chosen] = True
         chosen = mask
     rows = np.packbits(chosen, bitorder="little") if chosen.dtype == np.bool_ else chosen
-    return reader._like(Selected(data, rows, condition))
+    return reader._like(Selected(data, rows, condition, history, method))
 
 
 class Selected(BaseDataset):
@@ -92,9 +104,18 @@ class Selected(BaseDataset):
         rows: A bit for each row, the first in the lowest bit of the first byte, uint8 `[ceil(rows / 8)]`, where the
             remaining bits are 0. Or row indices in any sequence, int64 `[n]`.
         condition: A condition that all selected rows pass, for descriptions. None if there is none.
+        history: The methods that selected rows, one after another, for plans.
+        method: A further method, which selected these rows.
     """
 
-    def __init__(self, whole: Dataset, rows: npt.NDArray[Any], condition: Expr | None = None) -> None:
+    def __init__(
+        self,
+        whole: Dataset,
+        rows: npt.NDArray[Any],
+        condition: Expr | None = None,
+        history: History = (),
+        method: tuple[str, str] | None = None,
+    ) -> None:
         self._whole, self._rows, self.condition = whole, rows, condition
         if rows.dtype == np.uint8:
             self.handle = whole.handle.select(rows)
@@ -105,10 +126,16 @@ class Selected(BaseDataset):
             sequence = np.empty(len(rows), np.uint64)
             sequence[order] = np.arange(len(rows), dtype=np.uint64)
             self.handle = whole.handle.take(rows[order].astype(np.uint64), sequence)
+        self.history = history if method is None else (*history, (method, self.handle.num_rows))
         self.features, self.files, self.words = whole.features, whole.files, whole.words
         self.categories = whole.categories
         self.interpretation, self.column_times = whole.interpretation, whole.column_times
         self._own_digest: str | None = None
+
+    @property
+    def whole(self) -> Dataset:
+        """The whole dataset."""
+        return self._whole
 
     def origin(self) -> tuple[Dataset, npt.NDArray[Any]]:
         """Returns the whole dataset, and an index of its rows.
@@ -132,7 +159,7 @@ class Selected(BaseDataset):
     def unsliced(self) -> Selected:
         """Returns the same rows with whole units."""
         whole = self._whole.unsliced()
-        return self if whole is self._whole else Selected(whole, self._rows, self.condition)
+        return self if whole is self._whole else Selected(whole, self._rows, self.condition, self.history)
 
     def narrowed(self, names: Sequence[str]) -> Selected:
         """Returns the same rows with fewer features."""
@@ -153,7 +180,7 @@ class Selected(BaseDataset):
         return self._whole.place(unit, self.handle.selected_record(unit, record))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Selected, (self._whole, self._rows, self.condition)
+        return Selected, (self._whole, self._rows, self.condition, self.history)
 
     def __str__(self) -> str:
         where = "" if self.condition is None else f", where {abridged(self.condition)}"

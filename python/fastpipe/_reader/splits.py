@@ -60,7 +60,13 @@ def split(reader: Reader, fractions: Sequence[float], by: str | None, seed: int)
         )
     hashes = _hashes(reader, "by", by, within("seed", seed, 0, _LARGEST_SEED))
     sides = sides_of(hashes, reader._data.handle.num_rows, exact)
-    return tuple(select(reader, sides == side) for side in range(len(exact)))
+    key = _key(by, seed)
+    return tuple(
+        select(
+            reader, sides == side, method=("split", f"part {side} of {len(exact)}, fraction {fractions[side]:g}, {key}")
+        )
+        for side in range(len(exact))
+    )
 
 
 def folds(
@@ -78,7 +84,18 @@ def folds(
     else:
         hashes = _hashes(reader, "by", by, number)
         sides = sides_of(hashes, reader._data.handle.num_rows, [Fraction(1, count)] * count)
-    return [(select(reader, sides != side), select(reader, sides == side)) for side in range(count)]
+    key = _key(by, seed) if stratify is None else f"stratify={stratify!r}, seed={seed}"
+    return [
+        (
+            select(reader, sides != side, method=("folds", f"all but fold {side} of {count}, {key}")),
+            select(reader, sides == side, method=("folds", f"fold {side} of {count}, {key}")),
+        )
+        for side in range(count)
+    ]
+
+
+def _key(by: str | None, seed: int) -> str:
+    return f"by {'the place of the row' if by is None else repr(by)}, seed={seed}"
 
 
 def without(reader: Reader, rows: npt.ArrayLike) -> Reader:
@@ -96,7 +113,7 @@ def without(reader: Reader, rows: npt.ArrayLike) -> Reader:
         raise ValueError(f"row {numbers[wrong][0]} does not exist in {there} rows")
     kept = np.ones(there, np.bool_)
     kept[numbers] = False
-    return select(reader, kept)
+    return select(reader, kept, method=("without", "rows by index"))
 
 
 def _fraction(value: Any) -> Fraction:
@@ -254,7 +271,7 @@ def column_hashes(reader: Reader, what: str, column: str, seed: int) -> Iterator
     # With a limit, batches have the size for which the limit was chosen.
     size = _ROWS if reader._running.memory_limit is None else reader.batch_size
     ordering = Ordering.checked(batch_size=size, seed=reader.seed)
-    with reader._like(reader._data, ordering=ordering, epochs=1) as all_rows:
+    with reader._like(reader._data.narrowed([column]), ordering=ordering, epochs=1) as all_rows:
         for batch in all_rows:
             values, valid = batch[column], None
             if isinstance(values, Masked):

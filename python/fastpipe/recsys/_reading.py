@@ -118,6 +118,8 @@ class InteractionsData(BaseDataset):
     ) -> None:
         self._data = data
         count = within("num_negatives", num_negatives, 0, 65_535)
+        # The values that `Reader.cache` can't keep.
+        self.redrawn = "negatives" if count else None
         dtypes: dict[str, Any] = {
             "item_dtype": _dtype("item_dtype", item_dtype, ("uint16", "int32")),
             "label_dtype": _dtype("label_dtype", label_dtype, ("int8", "float32")),
