@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fastpipe._fastpipe import mix_orders
+from fastpipe._fastpipe import Order, mix_orders
 from fastpipe._locations import MixtureLocation
 from fastpipe._reader.dataset import BaseDataset, Dataset, SourceWording
 from fastpipe._reader.ordering import Ordering, digest
