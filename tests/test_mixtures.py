@@ -21,7 +21,7 @@ import samples
 from every_source import ROWS, Make, digests, make
 from fastpipe import mix
 from fastpipe._reader.mixing import shares_of
-from test_pipelines import PIPELINES, STEPS, Model, size, taken
+from test_pipelines import PIPELINES, STEPS, Model, size, values_of
 
 pytest.importorskip("pyarrow")
 
@@ -124,7 +124,7 @@ def test_rows_come_in_the_order_of_each_reader(make: Make, model: Model, stop: A
     assert [size(batch) for batch in batches] == [len(part) for part in parts]
     if "user" not in model.batch:  # Negatives are drawn by the epoch.
         for part, batch in zip(parts, batches, strict=True):
-            assert digests([batch]) == digests([taken(model.batch, [row for _, row in part])])
+            assert digests([batch]) == digests([values_of(model.batch, [row for _, row in part])])
 
 
 def test_random_draws_are_those_of_the_readers(make: Make, model: Model) -> None:
@@ -405,13 +405,13 @@ def test_plans_name_the_readers() -> None:
     assert mixed.plan().stages == [
         ("a: source", "a table of 40 rows (rows: 40; units: 1)"),
         ("a: order", 'shuffle="window", shuffle_buffer=40, seed=5'),
-        ("a: mix", "30 rows in an epoch of the mixture"),
+        ("a: mix", "32 rows in an epoch of the mixture"),
         ("b: source", "a table of 20 rows (rows: 20; units: 1)"),
         ("b: filter", 'col("row") < 10: 10 of 20 rows'),
         ("b: order", "as in the source"),
         ("b: mix", "10 rows in an epoch of the mixture"),
         ("order", "rows of the readers in the proportion of their weights"),
-        ("batches", "5 batches of batch_size=8 in an epoch"),
+        ("batches", "6 batches of batch_size=8 in an epoch"),
     ]
 
 

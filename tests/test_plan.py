@@ -72,8 +72,14 @@ def test_other_stages() -> None:
     assert stages(others.plan())["folds"].startswith("all but fold 1 of 4, stratify='k'")
     assert "by 'k', seed=0" in stages(reader.split(1.0, by="k")[0].plan())["split"]
     whole = fastpipe.from_arrays({"x": np.arange(100)}, batch_size=30)
-    assert stages(whole.sample(40, seed=2).plan())["sample"] == "40 rows, drawn in each epoch, seed=2"
-    again = stages(whole.sample(40, seed=2, replace=True).plan())["sample"]
+    assert stages(whole.sample(40, seed=2).plan())["sample"] == "uniform, part 0: 40 of 100 rows"
+    assert (
+        stages(whole.sample(140, seed=2, replace=True).plan())["sample"] == "with replacement, part 0: 140 of 100 rows"
+    )
+    assert stages(whole.take([5, 3, 3]).plan())["take"] == "rows by index: 3 of 100 rows"
+    anew = stages(whole.sample(40, seed=2, redraw=True).plan())["sample"]
+    assert anew == "40 rows, drawn in each epoch, seed=2"
+    again = stages(whole.sample(40, seed=2, replace=True, redraw=True).plan())["sample"]
     assert again == "40 rows, drawn in each epoch, seed=2, with replacement"
     endless = fastpipe.from_arrays({"x": np.arange(0)}, batch_size=3, epochs=None, shuffle=True)
     found = stages(endless.plan())

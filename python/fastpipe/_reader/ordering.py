@@ -171,6 +171,11 @@ class Ordering:
         return self.shuffle in ("sample", "bootstrap")
 
     @property
+    def has_own_rows(self) -> bool:
+        """Whether an epoch has other rows than the units of the dataset."""
+        return self.is_sample or self.is_mixture
+
+    @property
     def is_mixture(self) -> bool:
         """Whether the rows have the order of a mixture's readers."""
         return self.shuffle == "mixture"

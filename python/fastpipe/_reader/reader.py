@@ -146,8 +146,7 @@ class Reader:
     @property
     def num_rows(self) -> int:
         """Number of rows in one epoch of all ranks, including rows that `drop_last` leaves out."""
-        separate = self._ordering.is_sample or self._ordering.is_mixture
-        return self._order.num_rows if separate else self._data.handle.num_rows
+        return self._order.num_rows if self._ordering.has_own_rows else self._data.handle.num_rows
 
     @property
     def batch_size(self) -> int:
@@ -298,9 +297,7 @@ class Reader:
 
     def _shown(self, started: Pass) -> Iterator[dict[str, Any]]:
         """Returns the batches of a pass, with a progress bar if the user asked for one."""
-        if not self._progress:
-            return started
-        return show(started, total=started.total, batch_size=self.batch_size)
+        return show(started, total=started.total, batch_size=self.batch_size) if self._progress else started
 
     def sample(
         self,
