@@ -77,6 +77,7 @@ __all__ = [
     "hash_texts",
     "index_file",
     "item_seed",
+    "mix_orders",
     "keep_positives",
     "leave_tensorflow",
     "number_ids",

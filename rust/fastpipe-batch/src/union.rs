@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::buffers::BufferPool;
 use crate::error::{Error, ErrorKind};
-use crate::fallible::{try_collect, try_filled};
+use crate::fallible::{try_collect, try_filled, try_reserve};
 use crate::sink::Sink;
 use crate::source::{
     Access, ByteRange, Fetched, Mark, Pass, Pick, Row, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work,
@@ -221,16 +221,16 @@ impl Source for Union {
             let whole: Vec<&dyn Unit> = try_collect(own.iter().map(|unit| &*unit.whole), UNITS).map_err(at_start)?;
             return source(first.family).pick(&whole, rows, slots, out);
         }
-        let mut families = Families::default();
+        // Rows whose units belong to one family, in consecutive slots, are picked by one call.
+        let mut runs = Runs::new(own.len(), slots.end).map_err(at_start)?;
         let mut from = slots.start;
         while from < slots.end {
             let family = |slot: usize| own[rows[slot].unit as usize].family;
             let to = (from..slots.end)
                 .find(|&slot| family(slot) != family(from))
                 .unwrap_or(slots.end);
-            // A source may look at the rows after the slots, whose units another source may have opened.
-            let whole = families.units(family(from), &own).map_err(at_start)?;
-            source(family(from)).pick(whole, &rows[..to], from..to, out)?;
+            let (whole, rows) = runs.of(&own, rows, from..to).map_err(at_start)?;
+            source(family(from)).pick(whole, rows, from..to, out)?;
             from = to;
         }
         Ok(())
@@ -249,30 +249,41 @@ impl Source for Union {
     }
 }
 
-/// For each family that has rows in a batch, the batch's units. Units of other families are replaced by one of its own.
-#[derive(Default)]
-struct Families<'u>(Vec<(u32, Vec<&'u dyn Unit>)>);
+/// The units and rows of one run at a time.
+struct Runs<'u> {
+    units: Vec<&'u dyn Unit>,
+    rows: Vec<Row>,
+    /// For each unit of the batch: the slot in which the last run with this unit begins, and its index in that run.
+    numbers: Vec<(usize, u32)>,
+}
 
-impl<'u> Families<'u> {
-    fn units(&mut self, family: u32, units: &[&'u UnionUnit]) -> Result<&[&'u dyn Unit]> {
-        let known = self.0.iter().position(|(known, _)| *known == family);
-        let index = match known {
-            Some(index) => index,
-            None => {
-                let is_own = |unit: &&&'u UnionUnit| unit.family == family;
-                let any = units.iter().find(is_own).or(units.first());
-                let mut own: Vec<&'u dyn Unit> = Vec::new();
-                if let Some(any) = any {
-                    own = try_filled::<&'u dyn Unit>(&*any.whole, units.len(), UNITS)?;
-                    for (to, unit) in own.iter_mut().zip(units).filter(|(_, unit)| unit.family == family) {
-                        *to = &*unit.whole;
-                    }
-                }
-                self.0.push((family, own));
-                self.0.len() - 1
+impl<'u> Runs<'u> {
+    /// Prepares for the runs of a batch.
+    fn new(units: usize, slots: usize) -> Result<Runs<'u>> {
+        Ok(Runs {
+            units: Vec::new(),
+            rows: try_filled(Row { unit: 0, record: 0 }, slots, UNITS)?,
+            numbers: try_filled((usize::MAX, 0), units, UNITS)?,
+        })
+    }
+
+    /// Returns the units of the rows in these slots, and the rows with indices into them. Only these slots are valid.
+    fn of(&mut self, own: &[&'u UnionUnit], rows: &[Row], slots: Range<usize>) -> Result<(&[&'u dyn Unit], &[Row])> {
+        self.units.clear();
+        for slot in slots.clone() {
+            let row = rows[slot];
+            let number = &mut self.numbers[row.unit as usize];
+            if number.0 != slots.start {
+                *number = (slots.start, self.units.len() as u32);
+                try_reserve(&mut self.units, 1, UNITS)?;
+                self.units.push(&*own[row.unit as usize].whole);
             }
-        };
-        Ok(&self.0[index].1)
+            self.rows[slot] = Row {
+                unit: number.1,
+                record: row.record,
+            };
+        }
+        Ok((&self.units, &self.rows[..slots.end]))
     }
 }
 

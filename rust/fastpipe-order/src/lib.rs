@@ -61,6 +61,7 @@
 #![forbid(unsafe_code)]
 
 mod assignment;
+mod composed;
 mod cursor;
 mod failure;
 mod fisher_yates;

@@ -11,6 +11,8 @@ use crate::assignment::{LONGEST_PERIOD, MOST_MEMBERS};
 use crate::failure::{Patience, PlanError, with_room};
 use crate::order::Order;
 use crate::schedule::{MOST_PHASES, Schedule};
+use crate::settings::{Kind, Settings, ShardBy};
+use crate::units::Units;
 
 /// When an epoch of a mixture ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +86,24 @@ impl std::error::Error for MixtureError {}
 impl From<PlanError> for MixtureError {
     fn from(error: PlanError) -> Self {
         MixtureError::Plan(error)
+    }
+}
+
+impl Order {
+    /// Creates an order of the rows of a mixture. `units` are the units of all members, one member after the other.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`] if memory can't be allocated, as for [`Order::new`].
+    pub fn of_mixture(units: &Arc<Units>, settings: Settings, mixture: Arc<Mixture>) -> Result<Order, PlanError> {
+        let settings = Settings {
+            kind: Kind::Mixture,
+            shuffle_buffer: mixture.buffers(),
+            // Each rank reads units of all members.
+            shard_by: ShardBy::Batch,
+            ..settings
+        };
+        Order::of_composed(units, settings, mixture)
     }
 }
 
@@ -166,7 +186,7 @@ impl Mixture {
             rows,
             units,
         };
-        mixture.unit_numbers().ok_or(MixtureError::TooLong)?;
+        mixture.numbers().ok_or(MixtureError::TooLong)?;
         Ok(mixture)
     }
 
@@ -196,28 +216,17 @@ impl Mixture {
     }
 
     /// Returns how many numbers of units occur: those of every pass over a member. `None` if they are too many.
-    pub(crate) fn unit_numbers(&self) -> Option<u64> {
+    pub(crate) fn numbers(&self) -> Option<u64> {
         let passes = self.members.iter().map(|member| member.passes).max().unwrap_or(1);
         self.units.checked_mul(passes).filter(|&numbers| numbers <= MOST)
     }
 
     /// Returns the sum of the members' windows, pools and buffers, in rows. A sequential member has none.
-    pub(crate) fn buffers(&self) -> u64 {
+    fn buffers(&self) -> u64 {
         let buffers = self
             .members
             .iter()
             .map(|member| member.order.settings().shuffle_buffer.min(member.rows));
         buffers.fold(1, u64::saturating_add)
-    }
-
-    /// Returns the approximate maximum bytes for planning.
-    pub(crate) fn memory(&self, seeks: bool) -> u64 {
-        let planned = |member: &Member| {
-            member
-                .order
-                .planning_memory(member.order.settings().shuffle_buffer, seeks)
-        };
-        let orders = self.members.iter().map(planned).fold(0, u64::saturating_add);
-        orders.saturating_add(self.schedule.bytes())
     }
 }

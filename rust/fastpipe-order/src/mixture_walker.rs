@@ -3,10 +3,44 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use crate::composed::{Composed, ComposedWalker};
 use crate::failure::{Patience, PlanError, Result, filled, reserve, with_room};
-use crate::mixture::Mixture;
+use crate::mixture::{Member, Mixture};
 use crate::plan::{Content, Picks, Row};
 use crate::walker::Walker;
+
+impl Composed for Mixture {
+    fn rows(&self) -> u64 {
+        Mixture::rows(self)
+    }
+
+    fn unit_numbers(&self) -> Option<u64> {
+        self.numbers()
+    }
+
+    fn memory(&self, seeks: bool) -> u64 {
+        let planned = |member: &Member| {
+            member
+                .order
+                .planning_memory(member.order.settings().shuffle_buffer, seeks)
+        };
+        let orders = self.members.iter().map(planned).fold(0, u64::saturating_add);
+        orders.saturating_add(self.schedule.bytes())
+    }
+
+    fn walk(self: Arc<Self>, epoch: u64, batch_size: u32) -> Result<Box<dyn ComposedWalker>> {
+        let mut members = with_room(self.members.len())?;
+        members.resize_with(self.members.len(), MemberWalker::default);
+        Ok(Box::new(MixtureWalker {
+            mixture: self,
+            epoch,
+            batch_size,
+            members,
+            released: Vec::new(),
+            batches: 0,
+        }))
+    }
+}
 
 /// A row of a member, and the pass over the member to which it belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +69,7 @@ const NONE: u32 = u32::MAX;
 
 /// Iterates over batches. Each member is walked in its own order, so moving forward is fastest.
 #[derive(Debug)]
-pub(crate) struct MixtureWalker {
+struct MixtureWalker {
     mixture: Arc<Mixture>,
     epoch: u64,
     batch_size: u32,
@@ -46,22 +80,8 @@ pub(crate) struct MixtureWalker {
     batches: u64,
 }
 
-impl MixtureWalker {
-    pub(crate) fn new(mixture: Arc<Mixture>, epoch: u64, batch_size: u32) -> Result<MixtureWalker> {
-        let mut members = with_room(mixture.members.len())?;
-        members.resize_with(mixture.members.len(), MemberWalker::default);
-        Ok(MixtureWalker {
-            mixture,
-            epoch,
-            batch_size,
-            members,
-            released: Vec::new(),
-            batches: 0,
-        })
-    }
-
-    /// Forgets the current position and frees the memory of all members.
-    pub(crate) fn forget(&mut self) {
+impl ComposedWalker for MixtureWalker {
+    fn forget(&mut self) {
         for member in &mut self.members {
             member.rows = Vec::new();
             if let Some((_, walker)) = &mut member.walker {
@@ -70,8 +90,7 @@ impl MixtureWalker {
         }
     }
 
-    /// Returns the rows of an existing batch, and the units that are no longer needed.
-    pub(crate) fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
+    fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
         let size = u64::from(self.batch_size);
         let first = batch.saturating_mul(size).min(self.mixture.rows());
         let count = size.min(self.mixture.rows() - first);

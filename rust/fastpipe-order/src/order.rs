@@ -3,8 +3,8 @@
 use std::iter::zip;
 use std::sync::Arc;
 
+use crate::composed::Composed;
 use crate::failure::{Result, collected, copied, filled};
-use crate::mixture::Mixture;
 use crate::rank_shards::{RankShards, Remaining};
 use crate::sample::Sample;
 use crate::settings::{Kind, Settings, ShardBy, Uneven};
@@ -28,8 +28,8 @@ pub struct Order {
     own_rows: Option<u64>,
     /// The rows of each epoch, if the caller specified them.
     pub(crate) given: Option<Arc<Vec<u64>>>,
-    /// The members, if the order is a mixture.
-    pub(crate) mixture: Option<Arc<Mixture>>,
+    /// Set if the rows are those of other orders.
+    pub(crate) composed: Option<Arc<dyn Composed>>,
 }
 
 impl Order {
@@ -42,20 +42,9 @@ impl Order {
         Order::made(units, settings, None, None)
     }
 
-    /// Creates an order of the rows of a mixture. `units` are the units of all members, one member after the other.
-    ///
-    /// # Errors
-    ///
-    /// [`PlanError`](crate::PlanError) if memory can't be allocated, as for [`Order::new`].
-    pub fn of_mixture(units: &Arc<Units>, settings: Settings, mixture: Arc<Mixture>) -> Result<Order> {
-        let settings = Settings {
-            kind: Kind::Mixture,
-            shuffle_buffer: mixture.buffers(),
-            // Each rank reads units of all members.
-            shard_by: ShardBy::Batch,
-            ..settings
-        };
-        Order::made(units, settings, None, Some(mixture))
+    /// Creates an order of the rows of other orders.
+    pub(crate) fn of_composed(units: &Arc<Units>, settings: Settings, composed: Arc<dyn Composed>) -> Result<Order> {
+        Order::made(units, settings, None, Some(composed))
     }
 
     /// Creates an order in which each epoch has these rows in this sequence. They are indices over all units.
@@ -75,7 +64,7 @@ impl Order {
         units: &Arc<Units>,
         settings: Settings,
         given: Option<Arc<Vec<u64>>>,
-        mixture: Option<Arc<Mixture>>,
+        composed: Option<Arc<dyn Composed>>,
     ) -> Result<Order> {
         let ranks = settings.ranks.max(1) as usize;
         let mut order = Order {
@@ -87,7 +76,7 @@ impl Order {
             left_out: 0,
             own_rows: None,
             given,
-            mixture,
+            composed,
         };
         if settings.shard_by == ShardBy::Unit && ranks > 1 {
             let mut totals = filled(0u64, ranks)?;
@@ -137,7 +126,7 @@ impl Order {
         match kind {
             Kind::Bootstrap if total > 0 => shuffle_buffer,
             Kind::Sample | Kind::Bootstrap => shuffle_buffer.min(total.saturating_sub(skipped)),
-            Kind::Mixture => self.mixture.as_ref().map_or(0, |mixture| mixture.rows()),
+            Kind::Mixture => self.composed.as_ref().map_or(0, |composed| composed.rows()),
             _ => total,
         }
     }
@@ -186,8 +175,8 @@ impl Order {
     /// Returns how many numbers of units occur in batches. A mixture numbers units anew in each pass over a member.
     /// `None` if they are too many.
     pub(crate) fn unit_numbers(&self) -> Option<u64> {
-        match &self.mixture {
-            Some(mixture) => mixture.unit_numbers(),
+        match &self.composed {
+            Some(composed) => composed.unit_numbers(),
             None => Some(self.units.len() as u64),
         }
     }
@@ -282,8 +271,8 @@ impl Order {
             drop_last: false,
             ..self.settings
         };
-        let (given, mixture) = (self.given.clone(), self.mixture.clone());
-        Ok(Arc::new(Order::made(&self.units, settings, given, mixture)?))
+        let (given, composed) = (self.given.clone(), self.composed.clone());
+        Ok(Arc::new(Order::made(&self.units, settings, given, composed)?))
     }
 }
 

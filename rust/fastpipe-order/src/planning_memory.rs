@@ -20,7 +20,7 @@ impl Order {
             Kind::Block => shuffle_pool::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
             Kind::Buffer => shuffle_pool::list_bytes(&self.units, Grain::Row, shuffle_buffer),
             Kind::Sample | Kind::Bootstrap => Sample::list_bytes(self.units.total(), shuffle_buffer),
-            Kind::Mixture => self.mixture.as_ref().map_or(0, |mixture| mixture.memory(false)),
+            Kind::Mixture => self.composed.as_ref().map_or(0, |composed| composed.memory(false)),
         }
     }
 
@@ -41,9 +41,9 @@ impl Order {
             Kind::Sequential | Kind::Sample | Kind::Bootstrap => 0,
             // Seeking needs more than [`Order::memory`].
             Kind::Mixture => self
-                .mixture
+                .composed
                 .as_ref()
-                .map_or(0, |mixture| mixture.memory(seeks) - mixture.memory(false)),
+                .map_or(0, |composed| composed.memory(seeks) - composed.memory(false)),
             Kind::Window => Windows::unit_bytes(units, shuffle_buffer),
             Kind::Block => streamed(Grain::Unit),
             Kind::Buffer => streamed(Grain::Row),

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::composed::ComposedWalker;
 use crate::failure::{Patience, Result};
-use crate::mixture_walker::MixtureWalker;
 use crate::order::Order;
 use crate::plan::Content;
 use crate::sample::SampleWalker;
@@ -19,7 +19,7 @@ pub(crate) enum Walker {
     Window(WindowWalker),
     ShufflePool(ShufflePoolWalker),
     Sample(SampleWalker),
-    Mixture(MixtureWalker),
+    Composed(Box<dyn ComposedWalker>),
 }
 
 impl Walker {
@@ -43,8 +43,8 @@ impl Walker {
                 batch_size,
             )))
         };
-        if let Some(mixture) = &order.mixture {
-            return Ok(Walker::Mixture(MixtureWalker::new(mixture.clone(), epoch, batch_size)?));
+        if let Some(composed) = &order.composed {
+            return Ok(Walker::Composed(composed.clone().walk(epoch, batch_size)?));
         }
         Ok(match order.settings.kind {
             // Without members there are no batches.
@@ -68,7 +68,7 @@ impl Walker {
             Walker::Window(walker) => walker.batch(batch, patience),
             Walker::ShufflePool(walker) => walker.batch(batch, patience),
             Walker::Sample(walker) => walker.batch(batch),
-            Walker::Mixture(walker) => walker.batch(batch, patience),
+            Walker::Composed(walker) => walker.batch(batch, patience),
         }
     }
 
@@ -79,7 +79,7 @@ impl Walker {
             Walker::Window(walker) => walker.forget(),
             Walker::ShufflePool(walker) => walker.forget(),
             Walker::Sample(walker) => walker.forget(),
-            Walker::Mixture(walker) => walker.forget(),
+            Walker::Composed(walker) => walker.forget(),
         }
     }
 }
