@@ -292,6 +292,42 @@ def test_weights_change_at_the_given_steps() -> None:
         mixed.load_state_dict(other.state_dict())
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("step", [1, 4, 5])
+def test_a_running_job_changes_its_weights(ranks: int, step: int) -> None:
+    def mixed(weights: Any, rank: int = 0, ranks: int = ranks, stop: Any = 2000) -> fastpipe.Reader:
+        readers = numbers(500, 300, shuffle=True, seed=1)
+        return mix(readers, weights, batch_size=16, stop=stop, rank=rank, world_size=ranks)
+
+    before = mixed([1, 1])
+    passing = iter(before)
+    for _ in range(step):
+        next(passing)
+    state = json.loads(json.dumps(before.state_dict()))
+    changed = [(0, [1, 1]), (step * ranks, [1, 9])]
+    whole = digests(mixed(changed, ranks=1, stop=1000))
+    found = []
+    for rank in range(ranks):
+        after = mixed(changed, rank, stop=1000)
+        after.load_state_dict(state)
+        found.append(digests(after))
+    assert [batch for each in zip(*found, strict=True) for batch in each] == whole[step * ranks :][
+        : len(found[0]) * ranks
+    ]
+    # The weights of batches that were read can't change.
+    earlier = step * ranks - 1
+    for other in ([(0, [1, 1]), (earlier, [1, 9])] if earlier else [2, 1], [1, 9]):
+        with pytest.raises(fastpipe.errors.StateError, match="weights"):
+            mixed(other).load_state_dict(state)
+    # In a later epoch, each reader must begin as many epochs as before.
+    before.set_epoch(2)
+    next(iter(before))
+    state = before.state_dict()
+    mixed([(0, [1, 1]), (ranks, [10, 11])]).load_state_dict(state)
+    with pytest.raises(fastpipe.errors.StateError, match="passes"):
+        mixed([(0, [1, 1]), (ranks, [1, 9])]).load_state_dict(state)
+
+
 def test_seeds_of_the_mixture_are_used_where_readers_have_none() -> None:
     def rows(seed: int | None, own: int | None) -> list[int]:
         return column(mix(numbers(50, 50, shuffle=True, seed=own), seed=seed), "row")
@@ -423,7 +459,8 @@ def test_states_of_other_mixtures_are_refused() -> None:
 
     _, own = state(2, 1)
     state(4, 2)[0].load_state_dict(own)
-    for other in (state(1, 2)[0], state(2, 1, stop=301)[0], state(2, 1, seed=4)[0]):
+    state(2, 1, stop=301)[0].load_state_dict(own)
+    for other in (state(1, 2)[0], state(2, 1, seed=4)[0]):
         with pytest.raises(fastpipe.errors.StateError, match="cannot resume"):
             other.load_state_dict(own)
 
@@ -437,6 +474,7 @@ def test_what_is_not_supported_says_what_to_do() -> None:
         lambda: mixed.sample(3),
         lambda: mixed.take([1]),
         lambda: mixed.partition(2),
+        mixed.cache,
         lambda: mixed.serve(),
         lambda: mixed.shuffle_report(),
     ):

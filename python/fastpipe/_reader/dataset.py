@@ -78,6 +78,15 @@ class Dataset(Protocol):
             version: Version of the state format. A saved state is compared with the fingerprint of the state's version.
         """
 
+    def fitted(self, saved: dict[str, Any], progress: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+        """Returns the fingerprint in a saved state, with the own values of entries that may differ after its position.
+
+        Args:
+            saved: The fingerprint in the state, unchecked.
+            progress: The position in the state, unchecked.
+            batch_size: Number of rows per batch of this reader.
+        """
+
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row of a unit comes from."""
 
@@ -101,11 +110,15 @@ class Dataset(Protocol):
 
 
 class BaseDataset:
-    """The methods of a dataset with the usual default window, whose units have no slices."""
+    """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed."""
 
     def default_window(self, batch_size: int) -> int | None:
         """Returns None: the larger of 16 batches and 64 average units."""
         return None
+
+    def fitted(self, saved: dict[str, Any], progress: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+        """Returns the saved fingerprint: the whole dataset must be the same."""
+        return saved
 
     def narrowed(self, names: Sequence[str]) -> Any:
         """Returns the dataset itself, with all features."""

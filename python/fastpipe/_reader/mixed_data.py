@@ -17,6 +17,10 @@ _WORDS = SourceWording(other_digest="its readers have other contents, or their o
 _SHOWN = 4
 
 
+def _digest(values: Any) -> str:
+    return digest(json.dumps(values, sort_keys=True).encode())
+
+
 class Member(NamedTuple):
     """A reader of a mixture.
 
@@ -82,14 +86,43 @@ class MixedDataset(BaseDataset):
         return {member.name: count for member, count in zip(self._members, counts, strict=True)}
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """Returns the number of readers and rows, and a digest of the readers, their orders and their shares."""
+        """Returns the number of readers and rows, and digests.
+
+        `digest` is that of the readers and their orders. `weights` has the first row of each phase and a digest of its
+        shares. `passes` is a digest of the number of epochs that each reader begins in an epoch of the mixture.
+        """
         readers = [
-            [member.data.fingerprint(version), member.ordering.stored(order.shuffle_buffer), member.shares]
+            [member.data.fingerprint(version), member.ordering.stored(order.shuffle_buffer)]
             for member, order in zip(self._members, self._orders, strict=True)
         ]
-        named = json.dumps([readers, self._starts], sort_keys=True)
-        rows = sum(self.rows().values())
-        return {"readers": len(readers), "rows": rows, "digest": digest(named.encode())}
+        counts = self.rows().values()
+        passes = [-(-rows // max(order.num_rows, 1)) for order, rows in zip(self._orders, counts, strict=True)]
+        return {
+            "readers": len(readers),
+            "rows": sum(counts),
+            "digest": _digest(readers),
+            "weights": [
+                [start, _digest([member.shares[phase] for member in self._members])]
+                for phase, start in enumerate(self._starts)
+            ],
+            "passes": _digest(passes),
+        }
+
+    def fitted(self, saved: dict[str, Any], progress: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+        """Returns the fingerprint in a saved state, with the own weights if they are the same up to its position.
+
+        The epochs of a reader that starts again are numbered by their count per epoch of the mixture. So that count
+        must be the same too, except in epoch 0.
+        """
+        own = self.fingerprint()
+        try:
+            # At most so many rows of the epoch were read, by all ranks.
+            read = (progress["next"] + progress["taken"] * progress["world_size"]) * batch_size
+            before = [[phase for phase in each["weights"] if phase[0] < read] for each in (saved, own)]
+            fits = before[0] == before[1] and (progress["epoch"] == 0 or saved["passes"] == own["passes"])
+        except (IndexError, KeyError, TypeError):
+            return saved
+        return saved | {name: own[name] for name in ("weights", "rows", "passes")} if fits else saved
 
     def place(self, unit: int, record: int) -> MixtureLocation:
         """Returns the reader from which a row comes, and where that reader's row comes from."""

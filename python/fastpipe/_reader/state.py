@@ -105,6 +105,7 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
         # A randomly drawn seed is restored from the state.
         expected["seed"] = seed
     here = data.fingerprint(version)
+    saved = data.fitted(saved, progress, ordering.batch_size)
     if _changed(saved, here) == ["digest"]:
         differing = [data.words.other_digest]
     else:

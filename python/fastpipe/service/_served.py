@@ -111,7 +111,7 @@ class Served:
         if parts.data.handle.rows_in_sequence is not None:
             raise UnsupportedError("take() of rows in a sequence can't be served: take them in ascending order")
         if parts.ordering.is_mixture:
-            raise UnsupportedError("a mixture can't be served: serve its readers, or mix where the batches are used")
+            raise UnsupportedError("a mixture can't be served: mix the readers in the program that uses the batches")
         self.name = name
         self._parts = parts
         self._data = parts.data

@@ -24,6 +24,7 @@ from fastpipe._arrow.schema import encoded_features, require_pyarrow, schema_of
 from fastpipe._fastpipe import RemoteDataset
 from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, DerivedDataset, SourceWording
+from fastpipe._reader.mixed_data import MixedDataset
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
 from fastpipe._text import size_text
@@ -126,9 +127,12 @@ def _check(data: Dataset) -> None:
     """Checks that the rows can be kept.
 
     Raises:
-        UnsupportedError: If they come from a server, or change with the epoch.
+        UnsupportedError: If they are those of a mixture, come from a server, or change with the epoch.
     """
     data = _origin(data)
+    if isinstance(data, MixedDataset):
+        reason = "cache() cannot keep the rows of a mixture: cache its readers, and mix these"
+        raise UnsupportedError(reason, reason=reason)
     if isinstance(data.handle, RemoteDataset):
         reason = "cache() needs the data itself: call it on the server, and serve a reader of the cached rows"
         raise UnsupportedError(reason, reason=reason)
