@@ -263,13 +263,15 @@ impl<K: Clone + Eq + Hash> Streams<K> {
         pass: Option<Box<dyn Pass>>,
         until: Instant,
     ) -> Result<Option<Arc<Drawn>>, Refusal> {
-        let drawn = self.drawn(want, id, next, pass, until);
+        // A pass ends before its slot is free, as another pass may start then. This waits for the threads of the pass.
+        let drawn = self.drawn(want, id, next, pass, until).map(|(pass, together)| {
+            let goes_on = together.is_some() && !pass.is_over();
+            (goes_on.then_some(pass), together)
+        });
         let mut state = locked(&self.state);
         self.changed.notify_all();
         let Ok((pass, Some((outgoing, slabs)))) = drawn else {
-            let ended = state.drop_pass(&want.key, id);
-            drop(state);
-            drop(ended);
+            state.drop_pass(&want.key, id);
             return drawn.map(|_| None);
         };
         let counted = |slab: Slab| {
@@ -294,19 +296,21 @@ impl<K: Clone + Eq + Hash> Streams<K> {
             self.bounds.keep.min(ALONE)
         };
         state.keep(&want.key, &drawn, most);
-        let mut ended = None;
-        if pass.is_over() {
-            ended = state.drop_pass(&want.key, id).map(|_| pass);
-        } else if let Some(slot) = state.slot(&want.key, id) {
-            slot.pass = Some(pass);
-            slot.next = drawn.end();
-            slot.last = Some(drawn.clone());
-        } else {
-            ended = Some(pass);
+        let Some(pass) = pass else {
+            state.drop_pass(&want.key, id);
+            return Ok(Some(drawn));
+        };
+        let mut after_close = None;
+        match state.slot(&want.key, id) {
+            Some(slot) => {
+                slot.pass = Some(pass);
+                slot.next = drawn.end();
+                slot.last = Some(drawn.clone());
+            }
+            None => after_close = Some(pass),
         }
         drop(state);
-        // Dropping a pass waits for its threads.
-        drop(ended);
+        drop(after_close);
         Ok(Some(drawn))
     }
 
@@ -522,6 +526,8 @@ mod tests {
 
     impl Drop for Numbers {
         fn drop(&mut self) {
+            // As a pass waits for its threads.
+            std::thread::sleep(Duration::from_millis(1));
             self.open.fetch_sub(1, Ordering::SeqCst);
         }
     }
