@@ -26,7 +26,7 @@ RETURNED = {
     *("Candidates", "CsvSample", "Description", "FeatureStatistics", "Growth", "HeldOut", "LeaseWorker"),
     *("LedgerStatus", "EpochStatus", "WorkerStatus", "Measure", "Partition", "RowEstimate", "ShuffleReport"),
     *("PrometheusCollector", "SqlPartition", "SqlPlan", "WrittenFile", "WrittenRecords", "Features", "StepOfEpoch"),
-    *("AvroLocation", "CsvLocation", "MixtureLocation", "PointLocation"),
+    *("AvroLocation", "CsvLocation", "MixtureLocation", "PackLocation", "PointLocation"),
     *("RowLocation", "TFRecordLocation", "UnitLocation"),
 }
 # Types that describe arguments: keyword arguments, and protocols.

@@ -97,7 +97,18 @@ class MixtureLocation(Location):
     location: Location
 
 
-# Servers send no mixtures.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackLocation(Location):
+    """Locations of the rows in a pack. `file` and `row` are those of the first row.
+
+    Attributes:
+        rows: Where each row of the pack is stored, in their sequence in the pack.
+    """
+
+    rows: tuple[Location, ...]
+
+
+# Servers send no mixtures and no packs.
 _KINDS: Mapping[str, type[Location]] = {
     kind.__name__: kind
     for kind in (AvroLocation, CsvLocation, TFRecordLocation, RowLocation, UnitLocation, PointLocation)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastpipe._expressions import Expr
 from fastpipe._files._in_memory_files import ReadableFile
 from fastpipe._formats import InferOptions
-from fastpipe._locations import Location, MixtureLocation, RowLocation
+from fastpipe._locations import Location, MixtureLocation, PackLocation, RowLocation
 from fastpipe._reader.growth import Growth
 from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.options import Options
@@ -33,6 +33,7 @@ __all__ = [
     "Measure",
     "MixtureLocation",
     "Options",
+    "PackLocation",
     "Partition",
     "Plan",
     "ReadableFile",

@@ -30,7 +30,7 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
         raise TypeError(f'filter() takes a condition, such as fastpipe.col("age") >= 18; got {shown(condition)}')
     check(reader, "filter")
     checked = Condition(condition, reader.features)
-    with _columns(reader, checked.names, most_values(condition)) as columns, memory_errors("filter rows"):
+    with columns_of(reader, checked.names, most_values(condition)) as columns, memory_errors("filter rows"):
         bits = packed(map(checked.passes, columns.to_arrow_reader()), reader._data.handle.num_rows)
     rows = reader._data.handle.num_rows
     if rows and not bits.any():
@@ -56,7 +56,7 @@ def evaluated(reader: Reader, what: str, expression: Expr) -> npt.NDArray[Any]:
         ValueError: If the value is null in some row.
     """
     checked, found, rows = Evaluated(expression, reader.features), [np.empty(0)], 0
-    with _columns(reader, checked.names, most_values(expression)) as columns, memory_errors(f"evaluate {what}"):
+    with columns_of(reader, checked.names, most_values(expression)) as columns, memory_errors(f"evaluate {what}"):
         for values in map(checked.values, columns.to_arrow_reader()):
             if values.null_count:
                 row = rows + int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
@@ -69,7 +69,7 @@ def evaluated(reader: Reader, what: str, expression: Expr) -> npt.NDArray[Any]:
     return np.concatenate(found[1:] or found)
 
 
-def _columns(reader: Reader, names: Sequence[str], most: int) -> Reader:
+def columns_of(reader: Reader, names: Sequence[str], most: int = 0) -> Reader:
     """Returns a reader of some features of all rows, whose batches have at least `most` rows if memory allows it."""
     rows = min(max(_ROWS, most), _MOST_ROWS)
     if reader._running.memory_limit is not None:

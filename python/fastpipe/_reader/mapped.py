@@ -19,6 +19,8 @@ from fastpipe.specs import Features
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from fastpipe._locations import Location
+
 # Largest number of threads, and of results that wait for the consumer.
 _MOST = 1024
 
@@ -118,6 +120,25 @@ class Mapped:
             FastpipeError: If the batch can't be read.
         """
         return self._passes.batch_at(step, epoch)
+
+    def locate(self, step: int, row: int, epoch: int | None = None) -> Location:
+        """Returns where a row of a batch is stored, before the function. See `Reader.locate`.
+
+        Args:
+            step: Index of the batch within the epoch of this rank, from 0.
+            row: Index of the row, or of the pack, in the batch.
+            epoch: Epoch of the batch, 0 to 2^62. Defaults to `epoch`.
+
+        Returns:
+            The location. That of a pack is a `fastpipe.typing.PackLocation`, with the locations of its rows.
+
+        Raises:
+            IndexError: If the batch or row doesn't exist. Negative indices are not supported.
+            TypeError: If an index or the epoch isn't an integer.
+            ValueError: If the epoch is out of range.
+        """
+        found: Location = self._passes.origin.locate(step, row, self.epoch if epoch is None else epoch)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the active or last pass. It counts only batches that `next` has returned.

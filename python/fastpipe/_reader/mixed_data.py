@@ -75,6 +75,10 @@ class MixedDataset(BaseDataset):
         """The readers."""
         return self._members
 
+    def with_members(self, members: Sequence[Member]) -> MixedDataset:
+        """Returns a mixture of other readers with the same weights."""
+        return MixedDataset(members, self._starts, self._stop)
+
     @property
     def orders(self) -> list[Order]:
         """The order of each reader."""

@@ -7,12 +7,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from numbers import Rational, Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from fastpipe._arguments import shown, within
 from fastpipe._fastpipe import RemoteDataset
+from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.mixed_data import Member, MixedDataset
 from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, Uneven, digest
+from fastpipe._reader.packing import Packs, groups_of, packed
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader, made
 from fastpipe.errors import SchemaError, UnsupportedError
@@ -20,6 +22,8 @@ from fastpipe.errors import SchemaError, UnsupportedError
 Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 
 Weights: TypeAlias = Mapping[str, float] | Sequence[float]
+
+_Reader = TypeVar("_Reader", Reader, Mapped)
 
 # Shares are multiples of 1 / _PERIOD at the finest. The assignment of one period is kept in memory.
 _PERIOD = 2**20
@@ -29,7 +33,7 @@ _MOST_ROWS = 2**62
 
 
 def mix(
-    readers: Mapping[str, Reader] | Sequence[Reader],
+    readers: Mapping[str, _Reader] | Sequence[_Reader],
     weights: Weights | Sequence[tuple[int, Weights]] | None = None,
     *,
     batch_size: int | None = None,
@@ -44,7 +48,7 @@ def mix(
     prefetch: int | None = None,
     memory_limit: int | str | None = None,
     progress: bool = False,
-) -> Reader:
+) -> _Reader:
     """Mixes the rows of several readers in given proportions.
 
     Each reader's rows come in its own order: that of its `shuffle`, `shuffle_buffer` and `seed`. Which reader row i of
@@ -61,7 +65,8 @@ def mix(
 
     Args:
         readers: The readers, as a dict from names to readers, or a list, whose readers are named "0", "1" and so on. 1
-            to 4096 readers, each with rows unless its weight is 0.
+            to 4096 readers, each with rows unless its weight is 0. Or packs of readers (`Reader.pack`): then rows of
+            the mixture are packs.
         weights: Weight of each reader, in the same form as `readers`: finite numbers that are at least 0, and not all
             0. A reader's share is its weight divided by the sum. Shares such as 0.7 and 0.3 are exact. If all shares
             together aren't multiples of 1 / n for any n up to 2^20, they are rounded to multiples of 2^-20, and readers
@@ -111,7 +116,7 @@ def mix(
         >>> mixed.num_rows, next(iter(mixed))["x"]
         (100, array([1, 2, 1, 1, 1, 2, 1, 1, 2, 1]))
     """
-    named = _named(readers)
+    named, packs = _unpacked(_named(readers))
     phases = _phases(named, weights)
     for name, reader in named.items():
         _check(name, reader, has_share=any(shares[name] for _, shares in phases))
@@ -140,12 +145,33 @@ def mix(
         on_uneven=on_uneven,
     )
     running = PassOptions.checked(num_threads=num_threads, prefetch=prefetch, memory_limit=memory_limit)
+    if packs is not None and on_uneven == "pad":
+        raise ValueError('a mixture of packs can\'t have on_uneven="pad": use "drop" or "allow"')
     data = MixedDataset(members, [step * ordering.batch_size for step, _ in phases], stop)
-    return made(data, ordering=ordering.of_mixture(), running=running, progress=progress, epochs=epochs)
+    mixed = made(data, ordering=ordering.of_mixture(), running=running, progress=progress, epochs=epochs)
+    mixture: Any = mixed if packs is None else packed(mixed, packs, mixed)
+    return mixture  # type: ignore[no-any-return]
 
 
-def _named(readers: Any) -> dict[str, Reader]:
-    """Returns the readers by name, checked."""
+def _unpacked(named: Mapping[str, Any]) -> tuple[dict[str, Reader], Packs | None]:
+    """Returns readers whose rows are groups in place of their packs, and how groups are packed.
+
+    Raises:
+        ValueError: If only some of the readers are packed, or if they are packed differently.
+    """
+    found = {name: groups_of(reader) or (reader, None) for name, reader in named.items()}
+    first, *others = found
+    packs = found[first][1]
+    if different := [other for other in others if found[other][1] != packs]:
+        raise ValueError(
+            f"readers {first!r} and {different[0]!r} are packed differently: pass the same columns, length, padded and"
+            " pad to the pack() of each reader"
+        )
+    return {name: reader for name, (reader, _) in found.items()}, packs
+
+
+def _named(readers: Any) -> dict[str, Any]:
+    """Returns the readers by name, checked. They are readers, or packs of readers."""
     if isinstance(readers, Mapping):
         named = dict(readers)
         if wrong := [name for name in named if not isinstance(name, str)]:
@@ -155,7 +181,7 @@ def _named(readers: Any) -> dict[str, Reader]:
     else:
         raise TypeError(f"readers must be a dict or a list of readers; got {shown(readers)}")
     for name, reader in named.items():
-        if not isinstance(reader, Reader):
+        if not isinstance(reader, Reader) and groups_of(reader) is None:
             hint = ". Call map() on the mixture" if hasattr(reader, "_passes") else ""
             raise TypeError(f"readers must be fastpipe.Reader objects; {name!r} is {shown(reader)}{hint}")
     if not 1 <= len(named) <= _MOST_READERS:

@@ -9,8 +9,10 @@ import numpy as np
 
 from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.dataset import DerivedDataset
+from fastpipe._reader.grouping import GroupedDataset
 from fastpipe._reader.mapped_passes import MappedPasses
 from fastpipe._reader.mixed_data import MixedDataset
+from fastpipe._reader.packs import Packs
 from fastpipe._reader.passes import Passes
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.remaining_passes import RemainingPasses
@@ -74,7 +76,8 @@ def plan_of(passes: Passes) -> Plan:
 def _stages(passes: Passes) -> Iterator[_Line]:
     if isinstance(passes, MappedPasses):
         yield from _stages(passes.incoming)
-        yield "map", _map(passes.options)
+        if not isinstance(passes.options.function.function, Packs):
+            yield "map", _map(passes.options)
     elif isinstance(passes, RemainingPasses):
         yield from _stages(passes.incoming)
         steps = passes.left_out.steps
@@ -93,6 +96,10 @@ def _dataset(data: Dataset) -> Iterator[_Line]:
         for (name, text), rows in data.history:
             yield name, f"{text}: {rows:,} of {plural(before, 'row')}"
             before = rows
+    elif isinstance(data, GroupedDataset):
+        yield from _dataset(data.whole)
+        rows = plural(data.whole.handle.num_rows, "row")
+        yield "pack", f"{data.grouping}: {data.handle.num_rows:,} packs of {rows}, {data.filled:.2%} filled"
     elif isinstance(data, MixedDataset):
         for member, order, (name, rows) in zip(data.members, data.orders, data.rows().items(), strict=True):
             for stage, text in [*_dataset(member.data), *_sequence(member.ordering, order)]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from fastpipe._arguments import flag, integer, within
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._fastpipe import Order, Pass, PassMemory, Position, ReaderTotals
-from fastpipe._locations import Location
+from fastpipe._locations import Location, PackLocation
 from fastpipe._private_constructor import private_constructor
 from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
@@ -25,6 +25,7 @@ from fastpipe._reader.filtering import filter_rows
 from fastpipe._reader.first_rows import head
 from fastpipe._reader.mapped import Mapped, map_passes
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
+from fastpipe._reader.packing import pack
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_cursor import PassCursor
 from fastpipe._reader.pass_options import PassOptions
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastpipe._expressions import Expr
+    from fastpipe._reader.grouping import OnLong
     from fastpipe._reader.growth import Growth
     from fastpipe._reader.ordering import Shuffle
     from fastpipe.leases import LeaseWorker
@@ -745,6 +747,76 @@ class Reader:
         """
         return map_passes(self._passes, self, function, num_threads, prefetch, seed, features)
 
+    def pack(
+        self,
+        columns: str | Sequence[str],
+        length: int,
+        *,
+        window: int = 10_000,
+        on_long: OnLong = "error",
+        padded: bool = True,
+        pad: float = 0,
+    ) -> Mapped:
+        """Packs rows such as tokenized documents into rows of a fixed number of items, so that little is padding.
+
+        A pack has whole rows. They are chosen by best-fit decreasing (D. S. Johnson et al., Worst-case performance
+        bounds for simple one-dimensional packing algorithms, 1974; H. Ding et al., Fewer truncations improve language
+        modeling, 2024) among at least `window` consecutive rows, so a pack is filled to 99.9 % or more if most rows are
+        much shorter than a pack. `plan` says how full packs are. In a pack, rows are in the sequence of the source.
+
+        Packs are the same in each epoch. `batch_size`, `shuffle_buffer`, ranks and shards of this reader apply to
+        packs: with `shuffle=True`, each epoch has another order of packs. (A `shuffle_buffer` that was passed is
+        converted to packs.) So any batch can be read at once, a state resumes exactly, also with another number of
+        ranks, and `len` is the same in each epoch. The lengths of all rows are read here, once, without other features
+        if the source can leave them out. They take four bytes per row.
+
+        The packs of a mixture have rows of one of its readers each: its weights then are shares of packs, and so of
+        tokens. `fastpipe.mix` also mixes packs of several readers.
+
+        Args:
+            columns: Name of the feature to pack, an array of one ragged dimension in each row (`RaggedSpec((None,),
+                ...)`), or a list of such features with equally many items, such as tokens and their weights.
+            length: Number of items in a pack, 1 to 2^31 - 1.
+            window: Number of rows among which rows of a pack are chosen, 1 to 2^24. Units (blocks, row groups, CSV
+                chunks) with fewer rows are joined. A larger window fills packs better, and reading a batch at random
+                takes longer. Defaults to 10,000.
+            on_long: How to handle rows with more than `length` items. `"error"` raises `ValueError`. `"split"` divides
+                them into pieces of `length` items and a rest, which are packed separately. `"truncate"` cuts off their
+                ends. Defaults to `"error"`.
+            padded: Whether packs are arrays of `length` items. Otherwise they are ragged, and share the memory of the
+                rows. Defaults to True.
+            pad: Item that fills up padded packs. Defaults to 0.
+
+        Returns:
+            A map that yields dicts. With `padded`, packed columns are ndarrays `[n, length]`, and there are two more
+            entries, int32 `[n, length]`: `segment_ids`, the number of the row in its pack, from 1 on, and 0 for
+            padding; and `positions`, the index of the item in its row or piece. Without `padded`, packed columns are
+            `Ragged` of rows in packs: `batch["tokens"].values` is the `Ragged` of all rows. Other features are `Ragged`
+            with an entry for each row of a pack; a row that is split occurs in the pack of each piece.
+
+        Raises:
+            SchemaError: If a column isn't a feature with such arrays, or if columns have different numbers of items in
+                a row.
+            UnsupportedError: If the reader has sparse features, reads from servers, or its units can only be read in
+                sequence.
+            TypeError: If an argument has the wrong type.
+            ValueError: If an argument is out of range, if a row is too long, or if this reader draws a sample for each
+                epoch.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> import pyarrow as pa
+            >>> table = pa.table({"tokens": [[1, 2, 3], [4], [5, 6, 7, 8], [9, 10]]})
+            >>> packs = fastpipe.from_arrow(table, batch_size=8).pack("tokens", length=5)
+            >>> batch = next(iter(packs))
+            >>> batch["tokens"].tolist()
+            [[1, 2, 3, 9, 10], [4, 5, 6, 7, 8]]
+            >>> batch["segment_ids"].tolist(), batch["positions"].tolist()
+            ([[1, 1, 1, 2, 2], [1, 2, 2, 2, 2]], [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
+        """
+        return pack(self, columns, length, window=window, on_long=on_long, padded=padded, pad=pad)
+
     def describe(
         self,
         *,
@@ -1191,7 +1263,11 @@ class Reader:
             raise IndexError(
                 f"row {slot} does not exist: rows of a batch are counted from 0 to {self._ordering.batch_size - 1}"
             )
-        return self._data.place(*self._order.locate(self._at(epoch), at, slot, self._running.memory_limit))
+        found = self._order.locate(self._at(epoch), at, slot, self._running.memory_limit)
+        places = tuple(self._data.place(unit, record) for unit, record in found)
+        if not self._order.is_grouped:
+            return places[0]
+        return PackLocation(file=places[0].file, row=places[0].row, rows=places)
 
     def _step(self, step: int) -> int:
         at, steps = integer("step", step), self._order.steps

@@ -43,6 +43,9 @@ def check(reader: Reader, method: str) -> None:
         UnsupportedError: If the reader is a mixture or reads from servers.
         ValueError: If the reader draws a sample for each epoch.
     """
+    if reader._order.is_grouped:
+        reason = f"{method}() cannot select packs: call it before pack()"
+        raise UnsupportedError(reason, reason=reason)
     if reader._ordering.is_mixture:
         reason = f"{method}() cannot select rows of a mixture: call it for its readers, and mix the results"
         raise UnsupportedError(reason, reason=reason)

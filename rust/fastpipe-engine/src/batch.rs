@@ -1,7 +1,7 @@
 //! The batches that the engine delivers.
 
 use fastpipe_batch::{Assembled, BufferRange, KeyCount, Slab};
-use fastpipe_order::State;
+use fastpipe_order::{Groups, State};
 
 /// The name of the feature that marks the valid rows of a batch.
 pub const VALID: &str = "valid";
@@ -15,8 +15,11 @@ pub struct BatchInfo {
     pub step: u64,
     /// Number of rows.
     pub rows: usize,
-    /// Number of valid rows. They come first; the rows after them only pad the batch.
+    /// Number of valid rows, or of valid groups if the batch has groups. They come first; the rows after them only pad
+    /// the batch.
     pub valid: usize,
+    /// The groups of the rows. Batches from servers have none.
+    pub groups: Groups,
     /// The keys of each column that may leave some out, including keys of rows that only pad the batch. Empty if no
     /// column leaves out keys.
     pub keys: Vec<KeyCount>,

@@ -30,28 +30,32 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
     let units = config.source().units();
     let statistics = UnitStatistics::of(config, costs, units);
     let classes = 0..config.source().facts().classes.len() as u32;
-    let rows = u64::from(settings.batch_size).min(statistics.rows as u64);
+    // Rows for each row of the order.
+    let each = order.rows_per_group().unwrap_or(1);
+    let batch_rows = u64::from(settings.batch_size).saturating_mul(each);
+    let rows = batch_rows.min(statistics.rows as u64);
     // One batch for each thread and one that waits for the consumer, or all batches if there are fewer.
     let batches = (config.threads() as u64 + 1).min(config.options().limit.unwrap_or(u64::MAX).max(1));
     let rows_bytes = classes.map(|class| working_memory.rows_bytes(rows, costs.arena_bytes(class, rows)));
     let batch = batches.saturating_mul(rows_bytes.max().unwrap_or(0));
-    // Bytes of the units that contain `rows` rows, and of the list of these rows.
-    let units_of = |rows: u64| {
+    // Bytes of the units that contain `listed` rows of the order, and of the list of these rows.
+    let units_of = |listed: u64| {
+        let rows = listed.saturating_mul(each);
         let units = match settings.kind {
             Kind::Block | Kind::Buffer => statistics.drained(rows, units),
             Kind::Sequential | Kind::Window | Kind::Mixture => statistics.units(rows, units),
             // Each row of the batches in flight may be in another unit.
             Kind::Sample | Kind::Bootstrap if order.is_given() => {
-                statistics.drawn((batches * u64::from(settings.batch_size)) as f64, units)
+                statistics.drawn((batches * batch_rows) as f64, units)
             }
             // The units of the batches in flight. The fewer rows are drawn, the more units they are spread over.
             Kind::Sample | Kind::Bootstrap => {
                 let drawn = settings.shuffle_buffer.max(1) as f64;
-                let among = statistics.rows * (batches * u64::from(settings.batch_size)) as f64 / drawn;
+                let among = statistics.rows * (batches * batch_rows) as f64 / drawn;
                 statistics.units((among as u64).min(statistics.rows as u64), units)
             }
         };
-        units.saturating_add(order.memory(rows))
+        units.saturating_add(order.memory(listed))
     };
     let fetched = batches.saturating_mul(statistics.fetched);
     let needed = match settings.kind {

@@ -171,6 +171,10 @@ impl RunningPass {
                           reader that is served to skip damaged data";
             return Err(Error::new(ErrorKind::Unsupported, reason));
         }
+        if order.rows_per_group().is_some() {
+            let reason = "a unit cannot be left out of groups of rows. Leave out damaged data before rows are grouped";
+            return Err(Error::new(ErrorKind::Unsupported, reason));
+        }
         // All batches but the last have the same size, and no batch fails after the last one.
         let rows = self.seen.lock().batches * u64::from(order.settings().batch_size);
         let rest = rest.behind(order, rows, unit).map_err(unplanned)?;

@@ -6,12 +6,15 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::failure::{Patience, Result};
-use crate::plan::Content;
+use crate::plan::Planned;
 
 /// An order of the rows of other orders.
 pub(crate) trait Composed: Debug + Send + Sync {
     /// Returns the number of rows of an epoch.
     fn rows(&self) -> u64;
+
+    /// Returns the average number of rows of a group, rounded up. `None` if rows aren't groups.
+    fn rows_per_group(&self) -> Option<u64>;
 
     /// Returns how many numbers of units occur in batches. `None` if they are too many.
     fn unit_numbers(&self) -> Option<u64>;
@@ -26,8 +29,8 @@ pub(crate) trait Composed: Debug + Send + Sync {
 
 /// Iterates over the batches of a composed order.
 pub(crate) trait ComposedWalker: Debug + Send + Sync {
-    /// Returns the rows of an existing batch, and the units that are no longer needed.
-    fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)>;
+    /// Returns an existing batch.
+    fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<Planned>;
 
     /// Forgets the current position and frees the memory for it. The next batch needs a seek.
     fn forget(&mut self);

@@ -4,8 +4,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::failure::{Patience, Result, reserve};
+use crate::group_walker::GroupWalker;
 use crate::order::Order;
-use crate::plan::Content;
+use crate::plan::{Content, Groups, Planned};
 use crate::rank_shards::RankShards;
 use crate::settings::{Kind, Settings, ShardBy, Uneven};
 use crate::state::{State, StateError};
@@ -20,10 +21,12 @@ pub struct BatchPlan {
     pub step: u64,
     /// Number of rows.
     pub rows: u32,
-    /// Number of real rows. The rows after them only pad the batch.
+    /// Number of real rows, or of real groups if the batch has groups. The rows after them only pad the batch.
     pub valid: u32,
     /// Positions of the rows in the units.
     pub content: Content,
+    /// Groups of the rows.
+    pub groups: Groups,
     /// Window that the batch is cut from, if the order has windows. All batches of a window take rows of the same
     /// units.
     pub window: Option<u64>,
@@ -44,6 +47,7 @@ impl Order {
         let shards = self.whole();
         Ok(Cursor {
             walker: Walker::new(self, epoch)?,
+            groups: GroupWalker::default(),
             steps: self.steps_of(&shards, 0),
             order: self.clone(),
             epoch,
@@ -103,6 +107,7 @@ impl Order {
         }
         Ok(Cursor {
             walker,
+            groups: GroupWalker::default(),
             steps: self.steps_of(&shards, state.step - taken),
             order: self.clone(),
             epoch: state.epoch,
@@ -133,6 +138,7 @@ pub struct Cursor {
     /// Steps of the epoch before the shards begin.
     before: u64,
     walker: Walker,
+    groups: GroupWalker,
     /// If set, provides the batches of a part of the epoch in place of the other fields.
     pub(crate) part: Option<Box<dyn PartWalker>>,
 }
@@ -243,6 +249,7 @@ impl Cursor {
         if planned.is_err() {
             self.taken = taken;
             self.walker.forget();
+            self.groups.forget();
         }
         planned.transpose()
     }
@@ -267,8 +274,15 @@ impl Cursor {
             return Ok(None);
         };
         let step = self.before + self.taken;
-        let (mut content, mut released) = self.walker.batch(batch, patience)?;
-        let real = content.len() as u32;
+        let Planned {
+            mut content,
+            mut released,
+            groups,
+        } = self.walker.batch(batch, patience)?;
+        let real = content.len().min(match groups.sizes.len() {
+            0 => usize::MAX,
+            groups => groups,
+        }) as u32;
         if on_uneven == Uneven::Pad {
             content.fill_up(batch_size, |unit| self.order.rows_of(unit))?;
         }
@@ -281,6 +295,14 @@ impl Cursor {
             }
             released.iter_mut().for_each(global);
         }
+        let mut planned = Planned {
+            content,
+            released,
+            groups,
+        };
+        if let Some(packing) = &self.order.packing {
+            planned = self.groups.expand(packing, planned, patience)?;
+        }
         self.taken += 1;
         let windows = || batch / (self.order.settings.shuffle_buffer / u64::from(batch_size.max(1))).max(1);
         let window = (self.order.settings.kind == Kind::Window).then(windows);
@@ -288,10 +310,11 @@ impl Cursor {
             epoch: self.epoch,
             step,
             window,
-            rows: content.len() as u32,
+            rows: planned.content.len() as u32,
             valid: if own.is_some() { real } else { 0 },
-            content,
-            released,
+            content: planned.content,
+            groups: planned.groups,
+            released: planned.released,
             after: self.state()?,
         }))
     }

@@ -1,17 +1,24 @@
 //! Iteration over the batches of a mixture.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::composed::{Composed, ComposedWalker};
-use crate::failure::{Patience, PlanError, Result, filled, reserve, with_room};
+use crate::failure::{Patience, PlanError, Result, collected, filled, reserve, with_room};
+use crate::group_walker::GroupWalker;
 use crate::mixture::{Member, Mixture};
-use crate::plan::{Content, Picks, Row};
+use crate::plan::{Content, Groups, Picks, Planned, Row};
 use crate::walker::Walker;
 
 impl Composed for Mixture {
     fn rows(&self) -> u64 {
         Mixture::rows(self)
+    }
+
+    fn rows_per_group(&self) -> Option<u64> {
+        let each = self.members.iter().filter_map(|member| member.order.rows_per_group());
+        each.max()
     }
 
     fn unit_numbers(&self) -> Option<u64> {
@@ -54,10 +61,14 @@ struct At {
 struct MemberWalker {
     /// The pass that is being walked, and its walker.
     walker: Option<(u64, Walker)>,
+    groups: GroupWalker,
     /// The rows of the batch: from the first one on. There are none before the first batch.
     first: At,
     units: Vec<u64>,
     rows: Vec<Row>,
+    /// The end of each group of rows, and the starts of the rows' pieces. Empty if rows aren't groups.
+    ends: Vec<u32>,
+    starts: Vec<u32>,
     /// The index of each unit in the mixture's batch number `batch`, or `NONE`.
     numbers: Vec<u32>,
     batch: u64,
@@ -84,13 +95,15 @@ impl ComposedWalker for MixtureWalker {
     fn forget(&mut self) {
         for member in &mut self.members {
             member.rows = Vec::new();
+            member.ends = Vec::new();
+            member.groups.forget();
             if let Some((_, walker)) = &mut member.walker {
                 walker.forget();
             }
         }
     }
 
-    fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
+    fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<Planned> {
         let size = u64::from(self.batch_size);
         let first = batch.saturating_mul(size).min(self.mixture.rows());
         let count = size.min(self.mixture.rows() - first);
@@ -101,6 +114,7 @@ impl ComposedWalker for MixtureWalker {
             units: Vec::new(),
             rows: with_room(count as usize)?,
         };
+        let mut groups = Groups::default();
         self.batches += 1;
         for index in mixture.schedule.members(first, count) {
             let row = before[index];
@@ -124,16 +138,31 @@ impl ComposedWalker for MixtureWalker {
                 member.batch = self.batches;
                 member.numbers.fill(NONE);
             }
-            let Row { unit, record } = member.rows[place];
-            let number = &mut member.numbers[unit as usize];
-            if *number == NONE {
-                *number = picks.units.len() as u32;
-                reserve(&mut picks.units, 1)?;
-                picks.units.push(member.units[unit as usize]);
+            let rows = member.rows_of(place);
+            if !member.ends.is_empty() {
+                reserve(&mut groups.sizes, 1)?;
+                groups.sizes.push(rows.len() as u32);
+                reserve(&mut picks.rows, rows.len())?;
             }
-            picks.rows.push(Row { unit: *number, record });
+            if !member.starts.is_empty() {
+                reserve(&mut groups.starts, rows.len())?;
+                groups.starts.extend_from_slice(&member.starts[rows.clone()]);
+            }
+            for &Row { unit, record } in &member.rows[rows] {
+                let number = &mut member.numbers[unit as usize];
+                if *number == NONE {
+                    *number = picks.units.len() as u32;
+                    reserve(&mut picks.units, 1)?;
+                    picks.units.push(member.units[unit as usize]);
+                }
+                picks.rows.push(Row { unit: *number, record });
+            }
         }
-        Ok((Content::Picks(picks), released))
+        Ok(Planned {
+            content: Content::Picks(picks),
+            released,
+            groups,
+        })
     }
 }
 
@@ -142,7 +171,17 @@ impl MemberWalker {
     #[inline]
     fn place(&self, at: At) -> Option<usize> {
         let place = at.row.checked_sub(self.first.row)? as usize;
-        (self.first.pass == at.pass && place < self.rows.len()).then_some(place)
+        let count = if self.ends.is_empty() { self.rows.len() } else { self.ends.len() };
+        (self.first.pass == at.pass && place < count).then_some(place)
+    }
+
+    /// Returns the rows of a row of the order: one row, or a group.
+    #[inline]
+    fn rows_of(&self, place: usize) -> Range<usize> {
+        match self.ends.get(place) {
+            None => place..place + 1,
+            Some(&end) => place.checked_sub(1).map_or(0, |last| self.ends[last] as usize)..end as usize,
+        }
     }
 
     /// Plans the batch of the member's order that contains a row. Appends the units that the member no longer needs.
@@ -162,13 +201,28 @@ impl MemberWalker {
             let own_epoch = epoch.wrapping_mul(member.passes).wrapping_add(at.pass);
             reserve(released, self.live.len())?;
             released.extend(self.live.drain());
+            self.groups.forget();
             self.walker = Some((at.pass, Walker::new(&member.order, own_epoch)?));
         }
         let Some((_, walker)) = &mut self.walker else {
             return Ok(());
         };
         let size = u64::from(member.order.settings().batch_size.max(1));
-        let (content, finished) = walker.batch(at.row / size, patience)?;
+        let mut planned = walker.batch(at.row / size, patience)?;
+        if let Some(packing) = &member.order.packing {
+            planned = self.groups.expand(packing, planned, patience)?;
+        }
+        let Planned {
+            content,
+            released: finished,
+            groups,
+        } = planned;
+        let ends = groups.sizes.iter().scan(0, |end, size| {
+            *end += size;
+            Some(*end)
+        });
+        self.ends = collected(ends)?;
+        self.starts = groups.starts;
         reserve(released, finished.len())?;
         released.extend(finished.into_iter().map(number).filter(|unit| self.live.remove(unit)));
         let sequential = matches!(content, Content::Runs(_));

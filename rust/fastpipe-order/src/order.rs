@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::composed::Composed;
 use crate::failure::{Result, collected, copied, filled};
+use crate::packing::Packing;
 use crate::rank_shards::{RankShards, Remaining};
 use crate::sample::Sample;
 use crate::settings::{Kind, Settings, ShardBy, Uneven};
@@ -30,6 +31,8 @@ pub struct Order {
     pub(crate) given: Option<Arc<Vec<u64>>>,
     /// Set if the rows are those of other orders.
     pub(crate) composed: Option<Arc<dyn Composed>>,
+    /// Set if each row is a group of rows. Units are then its sections.
+    pub(crate) packing: Option<Arc<Packing>>,
 }
 
 impl Order {
@@ -40,6 +43,20 @@ impl Order {
     /// [`PlanError`](crate::PlanError) if memory for the row counts of a rank's units can't be allocated.
     pub fn new(units: &Arc<Units>, settings: Settings) -> Result<Order> {
         Order::made(units, settings, None, None)
+    }
+
+    /// Creates an order whose rows are groups of rows.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`](crate::PlanError) if memory can't be allocated, as for [`Order::new`].
+    pub fn of_packing(packing: &Arc<Packing>, settings: Settings) -> Result<Order> {
+        let order = Order::made(packing.sections(), settings, None, None)?;
+        Ok(order.with_packing(Some(packing.clone())))
+    }
+
+    fn with_packing(self, packing: Option<Arc<Packing>>) -> Order {
+        Order { packing, ..self }
     }
 
     /// Creates an order of the rows of other orders.
@@ -77,6 +94,7 @@ impl Order {
             own_rows: None,
             given,
             composed,
+            packing: None,
         };
         if settings.shard_by == ShardBy::Unit && ranks > 1 {
             let mut totals = filled(0u64, ranks)?;
@@ -175,9 +193,18 @@ impl Order {
     /// Returns how many numbers of units occur in batches. A mixture numbers units anew in each pass over a member.
     /// `None` if they are too many.
     pub(crate) fn unit_numbers(&self) -> Option<u64> {
+        match (&self.composed, &self.packing) {
+            (Some(composed), _) => composed.unit_numbers(),
+            (None, Some(packing)) => Some(packing.units() as u64),
+            (None, None) => Some(self.units.len() as u64),
+        }
+    }
+
+    /// Returns the average number of rows of a group, rounded up. `None` if rows of the order aren't groups.
+    pub fn rows_per_group(&self) -> Option<u64> {
         match &self.composed {
-            Some(composed) => composed.unit_numbers(),
-            None => Some(self.units.len() as u64),
+            Some(composed) => composed.rows_per_group(),
+            None => self.packing.as_ref().map(|packing| packing.items_per_group().max(1)),
         }
     }
 
@@ -272,7 +299,8 @@ impl Order {
             ..self.settings
         };
         let (given, composed) = (self.given.clone(), self.composed.clone());
-        Ok(Arc::new(Order::made(&self.units, settings, given, composed)?))
+        let order = Order::made(&self.units, settings, given, composed)?;
+        Ok(Arc::new(order.with_packing(self.packing.clone())))
     }
 }
 

@@ -43,6 +43,35 @@ pub enum Content {
     Picks(Picks),
 }
 
+/// The groups of a batch's rows, if each row of the order is a group of rows. See [`Packing`](crate::Packing).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Groups {
+    /// Number of rows of each group. Groups follow each other. Empty if the order has no groups, or if the whole batch
+    /// is one.
+    pub sizes: Vec<u32>,
+    /// For each row, its first element that belongs to the group. Empty if groups don't contain pieces of rows.
+    pub starts: Vec<u32>,
+}
+
+/// A batch as a walker plans it.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    pub(crate) content: Content,
+    /// Units that are no longer needed.
+    pub(crate) released: Vec<u64>,
+    pub(crate) groups: Groups,
+}
+
+impl From<(Content, Vec<u64>)> for Planned {
+    fn from((content, released): (Content, Vec<u64>)) -> Self {
+        Planned {
+            content,
+            released,
+            groups: Groups::default(),
+        }
+    }
+}
+
 impl Content {
     /// Returns the number of rows.
     pub fn len(&self) -> usize {

@@ -48,10 +48,13 @@ impl Order {
             Kind::Block => streamed(Grain::Unit),
             Kind::Buffer => streamed(Grain::Row),
         };
-        let batch = self.batch_memory();
+        let groups = self.packing.as_ref().map_or(0, |packing| {
+            packing.bytes(shuffle_buffer.saturating_add(self.settings.batch_size.into()))
+        });
         self.memory(shuffle_buffer)
             .saturating_add(besides)
-            .saturating_add(batch)
+            .saturating_add(groups)
+            .saturating_add(self.batch_memory())
     }
 
     /// Returns the approximate maximum bytes for resuming from a state while the partially read chunks of all ranks are
@@ -85,7 +88,7 @@ impl Order {
             on_uneven,
             ..
         } = self.settings;
-        let size = u64::from(batch_size);
+        let size = u64::from(batch_size).saturating_mul(self.rows_per_group().unwrap_or(1));
         let pads = on_uneven == Uneven::Pad;
         let rows = if pads { size } else { size.min(self.units.total()) };
         let units = (self.units.len() as u64).min(rows);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::composed::ComposedWalker;
 use crate::failure::{Patience, Result};
 use crate::order::Order;
-use crate::plan::Content;
+use crate::plan::Planned;
 use crate::sample::SampleWalker;
 use crate::sequential::SequentialWalker;
 use crate::settings::{Kind, Settings};
@@ -62,12 +62,13 @@ impl Walker {
         })
     }
 
-    pub(crate) fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
+    /// Returns an existing batch. If the rows of the order are groups, so are those of the batch.
+    pub(crate) fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<Planned> {
         match self {
-            Walker::Sequential(walker) => walker.batch(batch),
-            Walker::Window(walker) => walker.batch(batch, patience),
-            Walker::ShufflePool(walker) => walker.batch(batch, patience),
-            Walker::Sample(walker) => walker.batch(batch),
+            Walker::Sequential(walker) => walker.batch(batch).map(Planned::from),
+            Walker::Window(walker) => walker.batch(batch, patience).map(Planned::from),
+            Walker::ShufflePool(walker) => walker.batch(batch, patience).map(Planned::from),
+            Walker::Sample(walker) => walker.batch(batch).map(Planned::from),
             Walker::Composed(walker) => walker.batch(batch, patience),
         }
     }

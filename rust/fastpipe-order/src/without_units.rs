@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::cursor::{BatchPlan, Cursor, PartWalker};
 use crate::failure::{Patience, PlanError, Result, collected, reserve, with_room};
 use crate::order::Order;
-use crate::plan::{Content, Picks, Row, Run};
+use crate::plan::{Content, Groups, Picks, Row, Run};
 
 /// A position in an epoch, and the units that are excluded from there on. For orders that aren't divided among ranks.
 #[derive(Clone, Debug, Default)]
@@ -129,6 +129,7 @@ impl RemainingWalker {
         }
         let after = self.pieces.state()?;
         Ok(Some(BatchPlan {
+            groups: Groups::default(),
             epoch: self.pieces.cursor.current_epoch(),
             step: self.step - 1,
             rows,

@@ -6,7 +6,7 @@
 
 use fastpipe_batch::{BufferRange, Error, ErrorKind, KeyCount, Result, Slab};
 use fastpipe_engine::{Batch, BatchInfo};
-use fastpipe_order::{PartialChunk, Place, Remaining, State};
+use fastpipe_order::{Groups, PartialChunk, Place, Remaining, State};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
@@ -136,6 +136,8 @@ impl Header {
             valid,
             keys,
             after,
+            // No server has an order of groups.
+            groups: _,
         } = &self.info;
         let written = Written {
             epoch: *epoch,
@@ -212,6 +214,7 @@ impl Header {
                 step: written.step,
                 rows: number(written.rows)?,
                 valid: number(written.valid)?,
+                groups: Groups::default(),
                 keys: written
                     .keys
                     .into_iter()
@@ -282,6 +285,7 @@ mod tests {
             Header {
                 info: BatchInfo {
                     epoch: places[0], step: places[1], rows: numbers[0] as usize, valid: numbers[1] as usize, after,
+                        groups: Groups::default(),
                     keys: keys.into_iter().map(|(read, dropped)| KeyCount { read, dropped }).collect(),
                 },
                 parts: if lens.is_empty() { Vec::new() } else { parts.into_iter().map(part).collect() },

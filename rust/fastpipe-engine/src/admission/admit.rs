@@ -109,6 +109,7 @@ impl PassContext {
             step: plan.step,
             rows: plan.rows as usize,
             valid: plan.valid as usize,
+            groups: plan.groups,
             keys: Vec::new(),
             after: plan.after,
         };

@@ -71,15 +71,23 @@ fn forms(py: Python<'_>) -> PyResult<&Forms> {
     })
 }
 
+/// The array with the number of rows of each group, uint32 [groups].
+const GROUP_SIZES: &str = "group_sizes";
+
+/// The array with the first element of each row that belongs to its group, uint32 [rows]. Empty if all elements do.
+const GROUP_STARTS: &str = "group_starts";
+
 /// Returns a batch as a dict from feature names to NumPy arrays or other array types. `padded` adds an array that marks
-/// the valid rows.
+/// the valid rows, or the valid groups. If rows are groups, two arrays describe these.
 pub(crate) fn to_dict<'py>(
     py: Python<'py>,
     columns: &[ColumnSpec],
     batch: Batch,
     padded: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let BatchInfo { rows, valid, .. } = batch.info;
+    let BatchInfo {
+        rows, valid, groups, ..
+    } = batch.info;
     let memory = Bound::new(py, Memory::of_all(batch.slabs))?;
     let mut builder = Builder {
         py,
@@ -98,9 +106,14 @@ pub(crate) fn to_dict<'py>(
         dict.set_item(&*column.name, value)?;
     }
     if padded {
+        let rows = if groups.sizes.is_empty() { rows } else { groups.sizes.len() };
         let mut flags = Fresh::zeros(&dtype::<bool>(py), &[rows])?;
         flags.bytes_mut()[..valid.min(rows)].fill(Byte::new(1));
         dict.set_item(VALID, flags.into_array())?;
+    }
+    if !groups.sizes.is_empty() {
+        dict.set_item(GROUP_SIZES, array(py, groups.sizes)?)?;
+        dict.set_item(GROUP_STARTS, array(py, groups.starts)?)?;
     }
     Ok(dict)
 }

@@ -43,16 +43,21 @@ impl Order {
         if matches!(settings.kind, Kind::Window | Kind::Block) || sequence.is_some() {
             data.get().source().check_random().py(py)?;
         }
-        let mixture = data.get().mixture().cloned();
+        let (mixture, packing) = (data.get().mixture().cloned(), data.get().packing());
+        if packing.is_some() {
+            // Groups take rows of several units, in any sequence.
+            data.get().source().check_random().py(py)?;
+        }
         if mixture.is_some() != (settings.kind == Kind::Mixture) {
             let reason = "a mixture has the order of its readers: choose the order of these, and mix them again";
             return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
         }
         let order = py
-            .detach(|| match (sequence, mixture) {
-                (_, Some(mixture)) => fastpipe_order::Order::of_mixture(&units, settings, mixture),
-                (Some(rows), None) => fastpipe_order::Order::of_rows(&units, settings, rows.clone()),
-                (None, None) => fastpipe_order::Order::new(&units, settings),
+            .detach(|| match (mixture, packing, sequence) {
+                (Some(mixture), _, _) => fastpipe_order::Order::of_mixture(&units, settings, mixture),
+                (_, Some(packing), _) => fastpipe_order::Order::of_packing(packing, settings),
+                (_, _, Some(rows)) => fastpipe_order::Order::of_rows(&units, settings, rows.clone()),
+                (None, None, None) => fastpipe_order::Order::new(&units, settings),
             })
             .map_err(unplanned)
             .py(py)?;
@@ -189,8 +194,14 @@ impl Order {
         self.pass(py, cursor, &options, Some(number), State::default())
     }
 
-    /// Returns the unit and the record of a row of a batch. `memory_limit` limits the memory of the order, not of the
-    /// batch.
+    /// Whether rows of the order are groups of rows.
+    #[getter]
+    fn is_grouped(&self) -> bool {
+        self.order.rows_per_group().is_some()
+    }
+
+    /// Returns the unit and the record of a row of a batch, or of each row of a group. `memory_limit` limits the memory
+    /// of the order, not of the batch.
     #[pyo3(signature = (epoch, step, row, memory_limit=None))]
     fn locate(
         &self,
@@ -199,12 +210,21 @@ impl Order {
         step: u64,
         row: usize,
         memory_limit: Option<u64>,
-    ) -> PyResult<(u64, u32)> {
+    ) -> PyResult<Vec<(u64, u32)>> {
         let plan = self.plan(py, epoch, step, memory_limit)?;
-        plan.content.at(row).ok_or_else(|| {
-            let reason = format!("row {row} does not exist: batch {step} has {} rows", plan.rows);
-            PyIndexError::new_err(reason)
-        })
+        let sizes = &plan.groups.sizes;
+        let (rows, slots) = match sizes.get(row) {
+            _ if sizes.is_empty() => (plan.rows as usize, row..row.saturating_add(1)),
+            size => {
+                let start: u32 = sizes.iter().take(row).sum();
+                (sizes.len(), start as usize..(start + size.copied().unwrap_or(0)) as usize)
+            }
+        };
+        if row >= rows {
+            let reason = format!("row {row} does not exist: batch {step} has {rows} rows");
+            return Err(PyIndexError::new_err(reason));
+        }
+        Ok(slots.filter_map(|slot| plan.content.at(slot)).collect())
     }
 
     /// Returns two arrays with the unit of each row of a batch and its record in the unit.

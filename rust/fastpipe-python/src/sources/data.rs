@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use fastpipe_batch::{Error, ErrorKind, Selected, Selection, Source, Union, UnitRange, partitions, try_collect};
 use fastpipe_datasets::default_window;
 use fastpipe_engine::{Memory, PassSource, unplanned};
-use fastpipe_order::{Mixture, Units, UnitsError};
+use fastpipe_order::{Grouping, Mixture, Packing, PackingError, Units, UnitsError};
 use fastpipe_wire::write_columns;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::PyValueError;
@@ -32,6 +32,8 @@ pub(crate) struct Data {
     selection: Option<Arc<Selection>>,
     /// The order of the rows and the source, if this is a mixture of other datasets.
     mixed: Option<Mixed>,
+    /// The groups that are the rows of orders, or `None` if rows aren't grouped.
+    packing: Option<Arc<Packing>>,
     /// The rows in the sequence of passes without shuffling, or `None` if it is the sequence of the units.
     sequence: Option<Arc<Vec<u64>>>,
     rows: OnceLock<Arc<Units>>,
@@ -58,6 +60,7 @@ impl Data {
             uncut: None,
             selection: None,
             mixed: None,
+            packing: None,
             sequence: None,
             rows: OnceLock::new(),
             memory: Mutex::default(),
@@ -95,6 +98,23 @@ impl Data {
     /// Returns the order of the rows, if this is a mixture.
     pub(crate) fn mixture(&self) -> Option<&Arc<Mixture>> {
         self.mixed.as_ref().map(|mixed| &mixed.mixture)
+    }
+
+    /// Returns the groups that are the rows of orders, if rows are grouped.
+    pub(crate) fn packing(&self) -> Option<&Arc<Packing>> {
+        self.packing.as_ref()
+    }
+
+    /// Checks that rows can be selected.
+    fn check_selectable(&self) -> Result<(), Error> {
+        let reason = if self.remote.is_some() {
+            "servers do not support selections of rows: serve a reader of the selection instead"
+        } else if self.packing.is_some() {
+            "groups of rows can't be selected: select rows, and then group them"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Unsupported, reason))
     }
 
     fn mixed(&self) -> Result<&Mixed, Error> {
@@ -138,6 +158,9 @@ impl Data {
     pub(crate) fn units(&self) -> Result<Arc<Units>, Error> {
         if let Some(units) = self.rows.get() {
             return Ok(units.clone());
+        }
+        if let Some(packing) = &self.packing {
+            return Ok(packing.sections().clone());
         }
         let units = Units::new(self.rows()).map_err(|error| match error {
             UnitsError::Plan(error) => unplanned(error),
@@ -183,10 +206,7 @@ impl Data {
         select: impl FnOnce(&Data) -> Result<Selection, Error> + Send,
     ) -> PyResult<Py<Data>> {
         let (py, all) = (whole.py(), whole.get());
-        if all.remote.is_some() {
-            let reason = "servers do not support selections of rows: serve a reader of the selection instead";
-            return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
-        }
+        all.check_selectable().py(py)?;
         let selection = Arc::new(py.detach(|| select(all)).py(py)?);
         let source = Selected::new(all.source.clone(), selection.clone()).py(py)?;
         let selected = selection.clone();
@@ -214,10 +234,13 @@ impl Data {
         Ok(default_window(&*self.units().py(py)?, self.uncut, batch_size))
     }
 
-    /// The number of rows of all units.
+    /// The number of rows of all units, or the number of their groups.
     #[getter]
     fn num_rows(&self) -> u64 {
-        self.rows().map(u64::from).sum()
+        match &self.packing {
+            Some(packing) => packing.sections().total(),
+            None => self.rows().map(u64::from).sum(),
+        }
     }
 
     /// Returns the schema of Arrow batches as a capsule. `padded` adds the column that marks valid rows.
@@ -287,6 +310,7 @@ impl Data {
             let reason = "servers do not support partitions of a dataset: serve a reader of the partition instead";
             return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
         }
+        whole.check_selectable().py(py)?;
         let source: Arc<dyn Source> = Arc::new(UnitRange::new(whole.source.clone(), start..end));
         let (units, all) = (source.units(), whole.source.units().max(1));
         let mut data = Data::derived(slf, source, move |source| {
@@ -326,6 +350,55 @@ impl Data {
         let sequence = sequence.map(|places| try_collect(places.iter().copied(), "the sequence of rows"));
         let sequence = sequence.transpose().py(slf.py())?;
         Data::selected(slf, sequence, |whole| Selection::of_rows(rows, whole.rows()))
+    }
+
+    /// Returns the rows in groups of at most `elements` elements as a dataset, whose rows are the groups. `lengths` has
+    /// the number of elements of each row. Of a longer row, the first elements count; with `split`, the others are
+    /// further pieces. With `most_rows`, a group has at most that many rows of similar lengths, and at most `elements`
+    /// elements after padding. Rows are grouped within windows of at least `window` rows.
+    #[pyo3(signature = (lengths, elements, window, *, split=false, most_rows=None))]
+    fn grouped(
+        slf: &Bound<'_, Self>,
+        lengths: PyReadonlyArray1<'_, u32>,
+        elements: u64,
+        window: u32,
+        split: bool,
+        most_rows: Option<u32>,
+    ) -> PyResult<Py<Data>> {
+        let (py, all) = (slf.py(), slf.get());
+        all.check_selectable().py(py)?;
+        let lengths = try_collect(lengths.as_slice()?.iter().copied(), "the lengths of rows").py(py)?;
+        let grouping = match most_rows {
+            Some(rows) => Grouping::Alike { rows, elements },
+            None => Grouping::Pack {
+                capacity: u32::try_from(elements).unwrap_or(u32::MAX),
+                split,
+            },
+        };
+        let (units, mut interrupt) = (all.units().py(py)?, None);
+        let mut stop = || {
+            interrupt = Python::attach(|py| py.check_signals()).err();
+            interrupt.is_some()
+        };
+        let packing = py.detach(|| Packing::new(&units, lengths, grouping, window, &mut stop));
+        if let Some(interrupt) = interrupt {
+            return Err(interrupt);
+        }
+        let packing = packing.map_err(|error| match error {
+            PackingError::Plan(error) => unplanned(error),
+            PackingError::TooLong => Error::new(ErrorKind::Limit, error.to_string()),
+            PackingError::Lengths => Error::new(ErrorKind::Internal, error.to_string()),
+        });
+        let mut data = Data::derived(slf, all.source.clone(), Ok);
+        data.memory = Mutex::new(Some(all.memory()));
+        data.packing = Some(Arc::new(packing.py(py)?));
+        Py::new(py, data)
+    }
+
+    /// The number of rows, or of pieces of rows, of all groups. None if rows aren't grouped.
+    #[getter]
+    fn grouped_rows(&self) -> Option<u64> {
+        self.packing.as_ref().map(|packing| packing.items())
     }
 
     /// Returns the record of the whole dataset's unit that a record of a selection is.

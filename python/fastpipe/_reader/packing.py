@@ -1,0 +1,100 @@
+"""Packs: several rows, such as documents, in one row of a fixed number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastpipe._arguments import flag, shown, within
+from fastpipe._reader.grouping import Grouping, OnLong, grouped
+from fastpipe._reader.mapped import Mapped, map_passes
+from fastpipe._reader.mixed_data import Member, MixedDataset
+from fastpipe._reader.packs import GROUPS, PLACES, Packs
+from fastpipe._reader.selection import check
+from fastpipe.batch._padding import fitting
+from fastpipe.errors import SchemaError, UnsupportedError
+from fastpipe.specs import SparseSpec
+
+if TYPE_CHECKING:
+    from fastpipe._reader.reader import Reader
+
+_LONGEST, _LARGEST_WINDOW = 2**31 - 1, 2**24
+
+
+def pack(
+    reader: Reader,
+    columns: str | Sequence[str],
+    length: int,
+    *,
+    window: int,
+    on_long: OnLong,
+    padded: bool,
+    pad: float,
+) -> Mapped:
+    """Returns a map that yields packs. See `Reader.pack`."""
+    names = (columns,) if isinstance(columns, str) else _names(columns)
+    if on_long not in ("error", "truncate", "split"):
+        raise ValueError(f'on_long must be "error", "truncate" or "split"; got {shown(on_long)}')
+    grouping = Grouping(
+        names, within("length", length, 1, _LONGEST), within("window", window, 1, _LARGEST_WINDOW), on_long
+    )
+    groups = _grouped(reader, grouping)
+    for name in names:
+        fitting("pad", pad, np.dtype(reader.features[name].dtype))
+    packs = Packs(names, grouping.length, flag("padded", padded), pad)
+    taken = [*GROUPS, *(PLACES if padded else ())]
+    if clash := [name for name in taken if name in reader.features]:
+        raise SchemaError(f"packs have an entry {clash[0]!r}, and so does the reader: rename the feature")
+    return packed(groups, packs, reader)
+
+
+def packed(groups: Reader, packs: Packs, reader: Any) -> Mapped:
+    """Returns a map of a reader of groups that yields packs."""
+    return map_passes(groups._passes, reader, packs, 0, 0, None, packs.features(groups.features))
+
+
+def _names(columns: Any) -> tuple[str, ...]:
+    if not isinstance(columns, Sequence) or not columns:
+        raise TypeError(f"columns must be the name of a feature, or a list of names; got {shown(columns)}")
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"columns has a name twice: {shown(columns)}")
+    return tuple(columns)
+
+
+def _grouped(reader: Reader, grouping: Grouping) -> Reader:
+    """Returns a reader of groups. Those of a mixture are groups of its readers' rows."""
+    for name, spec in reader.features.items():
+        if isinstance(spec, SparseSpec):
+            raise UnsupportedError(
+                f"feature {name!r} is sparse, and packs can't have sparse features: read it as ragged arrays, or leave"
+                " it out with columns=",
+                reason="packs can't have sparse features",
+            )
+    data = reader._data
+    if isinstance(data, MixedDataset):
+        if reader._ordering.on_uneven == "pad":
+            raise ValueError('a mixture of packs can\'t have on_uneven="pad": use "drop" or "allow"')
+        return reader._like(_mixed(reader, data, grouping))
+    check(reader, "pack")
+    of_groups, ordering = grouped(reader, grouping)
+    return reader._like(of_groups, ordering=ordering)
+
+
+def _mixed(reader: Reader, data: MixedDataset, grouping: Grouping) -> MixedDataset:
+    def groups(member: Member) -> Member:
+        own = reader._like(member.data, ordering=replace(member.ordering, on_uneven="drop"))
+        found = _grouped(own, grouping)
+        return member._replace(data=found._data, ordering=found._ordering)
+
+    return data.with_members([groups(member) for member in data.members])
+
+
+def groups_of(mapped: Any) -> tuple[Reader, Packs] | None:
+    """Returns the reader of groups and the packs, if a map yields packs."""
+    if not isinstance(mapped, Mapped):
+        return None
+    function = mapped._passes.options.function.function
+    return (mapped._passes.incoming.origin, function) if isinstance(function, Packs) else None

@@ -1,0 +1,88 @@
+//! Replaces the groups of a batch by their rows.
+
+use std::collections::HashMap;
+
+use crate::failure::{Patience, Result, collected, filled, reserve};
+use crate::packing::{Packing, Section};
+use crate::plan::{Content, Groups, Picks, Planned, Row};
+
+/// The sections from which groups were taken.
+#[derive(Debug, Default)]
+pub(crate) struct GroupWalker {
+    sections: HashMap<u64, Open>,
+    /// Number of batches so far.
+    batches: u64,
+}
+
+#[derive(Debug)]
+struct Open {
+    section: Section,
+    /// For each unit, the last batch with rows of it, and its index in that batch.
+    numbers: Vec<(u64, u32)>,
+}
+
+impl GroupWalker {
+    /// Forgets all sections. They are grouped again when they are needed.
+    pub(crate) fn forget(&mut self) {
+        self.sections = HashMap::new();
+    }
+
+    /// Returns a batch whose rows are groups as a batch of their rows.
+    pub(crate) fn expand(&mut self, packing: &Packing, groups: Planned, patience: &mut Patience<'_>) -> Result<Planned> {
+        let in_sequence = matches!(groups.content, Content::Runs(_));
+        let (picks, mut sizes, mut starts) = (groups.content.into_picks()?, Vec::new(), Vec::new());
+        self.batches += 1;
+        let mut found = Picks::default();
+        for pick in &picks.rows {
+            let index = picks.units.get(pick.unit as usize).copied().unwrap_or(u64::MAX);
+            let units = packing.section_units(index);
+            if !self.sections.contains_key(&index) {
+                let section = packing.section(index as usize, &mut 0, patience)?;
+                let numbers = filled((0, 0), section.units())?;
+                self.sections.insert(index, Open { section, numbers });
+            }
+            let Some(Open { section, numbers }) = self.sections.get_mut(&index) else {
+                continue;
+            };
+            // A corrupt state with wrong positions may result in groups that don't exist.
+            let items = section.group(pick.record).unwrap_or_default();
+            reserve(&mut found.rows, items.len())?;
+            for item in items {
+                let (unit, record) = section.find(item.row);
+                let (batch, number) = &mut numbers[unit];
+                if *batch != self.batches {
+                    (*batch, *number) = (self.batches, found.units.len() as u32);
+                    reserve(&mut found.units, 1)?;
+                    found.units.push(units.start + unit as u64);
+                }
+                found.rows.push(Row { unit: *number, record });
+            }
+            if packing.shows_groups() {
+                reserve(&mut sizes, 1)?;
+                sizes.push(items.len() as u32);
+            }
+            if packing.splits() {
+                reserve(&mut starts, items.len())?;
+                starts.extend(items.iter().map(|item| item.start));
+            }
+        }
+        let mut done = groups.released;
+        if in_sequence {
+            // Batches in storage order never return to a section that they have left.
+            let left = self.sections.keys().filter(|section| !picks.units.contains(section));
+            done.extend(collected(left.copied())?);
+        }
+        let mut released = Vec::new();
+        for section in done {
+            self.sections.remove(&section);
+            let units = packing.section_units(section);
+            reserve(&mut released, (units.end - units.start) as usize)?;
+            released.extend(units);
+        }
+        Ok(Planned {
+            content: Content::Picks(found),
+            released,
+            groups: Groups { sizes, starts },
+        })
+    }
+}
