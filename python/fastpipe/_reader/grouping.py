@@ -17,9 +17,10 @@ from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, Dataset
 from fastpipe._reader.filtering import columns_of
 from fastpipe._reader.ordering import Ordering, digest
+from fastpipe._reader.packs import without_masks
 from fastpipe._reader.state import VERSION
-from fastpipe.batch import Ragged
-from fastpipe.errors import SchemaError, memory_errors
+from fastpipe.batch import Masked, Ragged
+from fastpipe.errors import NullValueError, SchemaError, memory_errors
 from fastpipe.specs import RaggedSpec
 
 if TYPE_CHECKING:
@@ -121,8 +122,8 @@ def grouped(reader: Reader, grouping: Grouping) -> tuple[GroupedDataset, Orderin
         others = f", as do {long.size - 1:,} other rows" if long.size > 1 else ""
         raise ValueError(
             f"row {_named(reader, long[0])} has {lengths[long[0]]:,} items of {grouping.columns[0]!r}, more than"
-            f' length={grouping.length}{others}: pass on_long="split" to divide long rows, on_long="truncate" to cut off their'
-            " ends, or leave them out before"
+            f' length={grouping.length}{others}: pass on_long="split" to divide long rows, on_long="truncate" to cut'
+            " off their ends, or leave them out before"
         )
     with memory_errors("group rows"):
         data = GroupedDataset(reader._data.unsliced(), lengths, grouping)
@@ -140,10 +141,10 @@ def _check(reader: Reader, column: str) -> None:
         known = ", ".join(map(repr, reader.features))
         raise SchemaError(f"{column!r} is not a feature: the reader has {known}", feature=column)
     spec = reader.features[column]
-    if not isinstance(spec, RaggedSpec) or len(spec.shape) != 1 or spec.on_null == "mask" or spec.dtype in _TEXT:
+    if not isinstance(spec, RaggedSpec) or len(spec.shape) != 1 or spec.dtype in _TEXT:
         raise SchemaError(
-            f"feature {column!r} is {spec}: only arrays of one ragged dimension can be packed, such as"
-            ' RaggedSpec((None,), "int32"), without on_null="mask"',
+            f"feature {column!r} is {spec}: only numbers of one ragged dimension can be packed, such as"
+            ' RaggedSpec((None,), "int32")',
             feature=column,
         )
 
@@ -172,7 +173,14 @@ def _lengths(reader: Reader, columns: Sequence[str]) -> Lengths:
 def _batch_lengths(reader: Reader, rows: Reader, columns: Sequence[str]) -> Iterator[npt.NDArray[np.int64]]:
     before = 0
     for batch in rows:
-        values: list[Ragged] = [batch[column] for column in columns]
+        for column in columns:
+            if (row := _row_with_null(batch[column])) is not None:
+                raise NullValueError(
+                    f"row {_named(reader, before + row)} has a null item in {column!r}, which can't be packed: replace"
+                    " nulls with fill= in the feature's spec",
+                    feature=column,
+                )
+        values = [without_masks(batch[column]) for column in columns]
         lengths = values[0].lengths
         for column, other in zip(columns, values, strict=True):
             if (differ := np.flatnonzero(other.lengths != lengths)).size:
@@ -186,6 +194,15 @@ def _batch_lengths(reader: Reader, rows: Reader, columns: Sequence[str]) -> Iter
             raise ValueError(f"row {_named(reader, before + long[0])} has {lengths[long[0]]:,} items, 2^32 or more")
         before += len(lengths)
         yield lengths
+
+
+def _row_with_null(rows: Ragged | Masked) -> int | None:
+    """Returns the first row with a null item."""
+    plain: Ragged = rows.values if isinstance(rows, Masked) else rows
+    if not isinstance(plain.values, Masked) or plain.values.valid.all():
+        return None
+    item = int(plain.values.valid.argmin())
+    return int(np.searchsorted(plain.offsets, item, side="right")) - 1
 
 
 def _named(reader: Reader, row: int) -> str:

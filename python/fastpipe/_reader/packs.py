@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.batch import Ragged
+from fastpipe.batch import Masked, Ragged
 from fastpipe.batch._form import ranges, take_rows
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, Spec
 
@@ -39,6 +39,7 @@ class Packs:
         sizes, starts = batch.pop(_SIZES), batch.pop(_STARTS)
         ends = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=ends[1:])
+        batch |= {name: without_masks(batch[name]) for name in self.columns}
         pieces = self._pieces(batch[self.columns[0]], starts)
         packed: dict[str, Any] = {}
         for name, value in batch.items():
@@ -61,7 +62,7 @@ class Packs:
         lengths = rows.lengths
         if not (lengths > self.length).any():
             return None
-        first = starts.astype(np.int64) if len(starts) else np.zeros(len(lengths), np.int64)
+        first = starts.astype(np.int64)
         return ranges(rows.offsets[:-1] + first, np.minimum(lengths - first, self.length))
 
     def _places(self, offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -83,8 +84,16 @@ class Packs:
         for name, spec in rows.items():
             if name in self.columns and self.padded:
                 found[name] = DenseSpec((self.length,), spec.dtype)
+            elif name in self.columns:
+                found[name] = RaggedSpec((None, None), spec.dtype)
             elif type(spec) in (DenseSpec, RaggedSpec):
                 found[name] = RaggedSpec((None, *spec.shape), spec.dtype, on_null=spec.on_null, scale=spec.scale)
             else:
                 return None
         return Features(found | ({_SEGMENTS: places, _POSITIONS: places} if self.padded else {}))
+
+
+def without_masks(rows: Ragged | Masked) -> Ragged:
+    """Returns rows without marks of null. A null row is empty."""
+    plain: Ragged = rows.values if isinstance(rows, Masked) else rows
+    return Ragged(plain.values.values, plain.offsets) if isinstance(plain.values, Masked) else plain

@@ -775,7 +775,8 @@ class Reader:
 
         Args:
             columns: Name of the feature to pack, an array of one ragged dimension in each row (`RaggedSpec((None,),
-                ...)`), or a list of such features with equally many items, such as tokens and their weights.
+                ...)`), or a list of such features with equally many items, such as tokens and their weights. A null row
+                is an empty one.
             length: Number of items in a pack, 1 to 2^31 - 1.
             window: Number of rows among which rows of a pack are chosen, 1 to 2^24. Units (blocks, row groups, CSV
                 chunks) with fewer rows are joined. A larger window fills packs better, and reading a batch at random
@@ -797,6 +798,7 @@ class Reader:
         Raises:
             SchemaError: If a column isn't a feature with such arrays, or if columns have different numbers of items in
                 a row.
+            NullValueError: If an item of a column is null.
             UnsupportedError: If the reader has sparse features, reads from servers, or its units can only be read in
                 sequence.
             TypeError: If an argument has the wrong type.

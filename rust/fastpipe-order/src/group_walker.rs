@@ -1,6 +1,7 @@
 //! Replaces the groups of a batch by their rows.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::failure::{Patience, Result, collected, filled, reserve};
 use crate::packing::{Packing, Section};
@@ -28,21 +29,26 @@ impl GroupWalker {
     }
 
     /// Returns a batch whose rows are groups as a batch of their rows.
-    pub(crate) fn expand(&mut self, packing: &Packing, groups: Planned, patience: &mut Patience<'_>) -> Result<Planned> {
+    pub(crate) fn expand(
+        &mut self,
+        packing: &Packing,
+        groups: Planned,
+        patience: &mut Patience<'_>,
+    ) -> Result<Planned> {
         let in_sequence = matches!(groups.content, Content::Runs(_));
         let (picks, mut sizes, mut starts) = (groups.content.into_picks()?, Vec::new(), Vec::new());
         self.batches += 1;
         let mut found = Picks::default();
         for pick in &picks.rows {
-            let index = picks.units.get(pick.unit as usize).copied().unwrap_or(u64::MAX);
+            let index = picks.units[pick.unit as usize];
             let units = packing.section_units(index);
-            if !self.sections.contains_key(&index) {
-                let section = packing.section(index as usize, &mut 0, patience)?;
-                let numbers = filled((0, 0), section.units())?;
-                self.sections.insert(index, Open { section, numbers });
-            }
-            let Some(Open { section, numbers }) = self.sections.get_mut(&index) else {
-                continue;
+            let Open { section, numbers } = match self.sections.entry(index) {
+                Entry::Occupied(open) => open.into_mut(),
+                Entry::Vacant(place) => {
+                    let section = packing.section(index as usize, &mut 0, patience)?;
+                    let numbers = filled((0, 0), section.units())?;
+                    place.insert(Open { section, numbers })
+                }
             };
             // A corrupt state with wrong positions may result in groups that don't exist.
             let items = section.group(pick.record).unwrap_or_default();
@@ -60,8 +66,6 @@ impl GroupWalker {
             if packing.shows_groups() {
                 reserve(&mut sizes, 1)?;
                 sizes.push(items.len() as u32);
-            }
-            if packing.splits() {
                 reserve(&mut starts, items.len())?;
                 starts.extend(items.iter().map(|item| item.start));
             }

@@ -148,7 +148,9 @@ mod tests {
         let (mut items, mut ends) = (Vec::new(), vec![]);
         grouping.group(lengths, 0, &mut items, &mut ends).unwrap();
         let starts = std::iter::once(0).chain(ends.iter().copied());
-        let spans = starts.zip(&ends).map(|(start, &end)| &items[start as usize..end as usize]);
+        let spans = starts
+            .zip(&ends)
+            .map(|(start, &end)| &items[start as usize..end as usize]);
         spans
             .map(|span| span.iter().map(|item| (item.row, item.start)).collect())
             .collect()
@@ -158,12 +160,14 @@ mod tests {
     fn the_fullest_group_with_room_is_used() {
         let packed = |lengths: &[u32], split| grouped(Grouping::Pack { capacity: 10, split }, lengths);
         // 7 and 6 open groups; 4 fits only beside 6, and 3 beside 7.
-        assert_eq!(packed(&[3, 6, 4, 7], false), [vec![(0, 0), (3, 0)], vec![(1, 0), (2, 0)]]);
-        assert_eq!(packed(&[25, 5], true), [
-            vec![(0, 0)],
-            vec![(0, 10)],
-            vec![(0, 20), (1, 0)],
-        ]);
+        assert_eq!(
+            packed(&[3, 6, 4, 7], false),
+            [vec![(0, 0), (3, 0)], vec![(1, 0), (2, 0)]]
+        );
+        assert_eq!(
+            packed(&[25, 5], true),
+            [vec![(0, 0)], vec![(0, 10)], vec![(0, 20), (1, 0)],]
+        );
         assert_eq!(packed(&[25, 5], false), [vec![(0, 0)], vec![(1, 0)]]);
         assert_eq!(packed(&[0, 0], true), [vec![(0, 0), (1, 0)]]);
         assert_eq!(packed(&[], true), Vec::<Vec<(u32, u32)>>::new());
@@ -180,9 +184,9 @@ mod tests {
             let size = |&(row, start): &(u32, u32)| (lengths[row as usize] - start).min(capacity);
             let mut found: Vec<_> = groups.iter().flatten().copied().collect();
             found.sort_unstable();
-            let pieces = |row: usize| (0..if split { lengths[row].div_ceil(capacity).max(1) } else { 1 });
+            let count = |row: usize| if split { lengths[row].div_ceil(capacity).max(1) } else { 1 };
             let expected: Vec<_> = (0..lengths.len())
-                .flat_map(|row| pieces(row).map(move |piece| (row as u32, piece * capacity)))
+                .flat_map(|row| (0..count(row)).map(move |piece| (row as u32, piece * capacity)))
                 .collect();
             prop_assert_eq!(found, expected);
             let mut sums: Vec<u32> = groups.iter().map(|group| group.iter().map(size).sum()).collect();

@@ -66,7 +66,7 @@ struct MemberWalker {
     first: At,
     units: Vec<u64>,
     rows: Vec<Row>,
-    /// The end of each group of rows, and the starts of the rows' pieces. Empty if rows aren't groups.
+    /// The end of each group of rows, and the first element of each row in its group. Empty if rows aren't groups.
     ends: Vec<u32>,
     starts: Vec<u32>,
     /// The index of each unit in the mixture's batch number `batch`, or `NONE`.
@@ -140,11 +140,9 @@ impl ComposedWalker for MixtureWalker {
             }
             let rows = member.rows_of(place);
             if !member.ends.is_empty() {
+                reserve(&mut picks.rows, rows.len())?;
                 reserve(&mut groups.sizes, 1)?;
                 groups.sizes.push(rows.len() as u32);
-                reserve(&mut picks.rows, rows.len())?;
-            }
-            if !member.starts.is_empty() {
                 reserve(&mut groups.starts, rows.len())?;
                 groups.starts.extend_from_slice(&member.starts[rows.clone()]);
             }
@@ -171,7 +169,11 @@ impl MemberWalker {
     #[inline]
     fn place(&self, at: At) -> Option<usize> {
         let place = at.row.checked_sub(self.first.row)? as usize;
-        let count = if self.ends.is_empty() { self.rows.len() } else { self.ends.len() };
+        let count = if self.ends.is_empty() {
+            self.rows.len()
+        } else {
+            self.ends.len()
+        };
         (self.first.pass == at.pass && place < count).then_some(place)
     }
 

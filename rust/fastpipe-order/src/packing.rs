@@ -180,11 +180,6 @@ impl Packing {
         matches!(self.grouping, Grouping::Pack { .. })
     }
 
-    /// Whether a group may have pieces of rows.
-    pub(crate) fn splits(&self) -> bool {
-        matches!(self.grouping, Grouping::Pack { split: true, .. })
-    }
-
     /// Returns the average number of items in a group, rounded up.
     pub(crate) fn items_per_group(&self) -> u64 {
         self.items.div_ceil(self.sections.total().max(1))
@@ -207,7 +202,9 @@ impl Packing {
     fn lengths_of(&self, section: usize) -> &[u32] {
         let units = self.section_units(section as u64);
         let rows = self.units.first(units.start as usize)..self.units.first(units.end as usize);
-        self.lengths.get(rows.start as usize..rows.end as usize).unwrap_or_default()
+        self.lengths
+            .get(rows.start as usize..rows.end as usize)
+            .unwrap_or_default()
     }
 
     /// Groups the rows of a section. `since` is the number of rows since the last check whether to continue.
@@ -219,7 +216,8 @@ impl Packing {
         for window in 0..windows {
             let (start, end) = (window * rows / windows, (window + 1) * rows / windows);
             let own = &lengths[start as usize..end as usize];
-            self.grouping.group(own, start as u32, &mut found.items, &mut found.ends)?;
+            self.grouping
+                .group(own, start as u32, &mut found.items, &mut found.ends)?;
             *since += end - start;
             if *since >= ROWS_AT_ONCE {
                 *since = 0;

@@ -49,7 +49,7 @@ pub struct Groups {
     /// Number of rows of each group. Groups follow each other. Empty if the order has no groups, or if the whole batch
     /// is one.
     pub sizes: Vec<u32>,
-    /// For each row, its first element that belongs to the group. Empty if groups don't contain pieces of rows.
+    /// For each row, its first element that belongs to the group. Empty without sizes.
     pub starts: Vec<u32>,
 }
 

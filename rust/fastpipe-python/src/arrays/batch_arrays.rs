@@ -74,7 +74,7 @@ fn forms(py: Python<'_>) -> PyResult<&Forms> {
 /// The array with the number of rows of each group, uint32 [groups].
 const GROUP_SIZES: &str = "group_sizes";
 
-/// The array with the first element of each row that belongs to its group, uint32 [rows]. Empty if all elements do.
+/// The array with the first element of each row that belongs to its group, uint32 [rows].
 const GROUP_STARTS: &str = "group_starts";
 
 /// Returns a batch as a dict from feature names to NumPy arrays or other array types. `padded` adds an array that marks
@@ -106,7 +106,11 @@ pub(crate) fn to_dict<'py>(
         dict.set_item(&*column.name, value)?;
     }
     if padded {
-        let rows = if groups.sizes.is_empty() { rows } else { groups.sizes.len() };
+        let rows = if groups.sizes.is_empty() {
+            rows
+        } else {
+            groups.sizes.len()
+        };
         let mut flags = Fresh::zeros(&dtype::<bool>(py), &[rows])?;
         flags.bytes_mut()[..valid.min(rows)].fill(Byte::new(1));
         dict.set_item(VALID, flags.into_array())?;

@@ -217,7 +217,10 @@ impl Order {
             _ if sizes.is_empty() => (plan.rows as usize, row..row.saturating_add(1)),
             size => {
                 let start: u32 = sizes.iter().take(row).sum();
-                (sizes.len(), start as usize..(start + size.copied().unwrap_or(0)) as usize)
+                (
+                    sizes.len(),
+                    start as usize..(start + size.copied().unwrap_or(0)) as usize,
+                )
             }
         };
         if row >= rows {
