@@ -278,9 +278,9 @@ def test_packs_are_mixed() -> None:
         mix([packs(one), of_docs(two, batch_size=1).pack("tokens", 21)])  # type: ignore[type-var]
     with pytest.raises(ValueError, match="'0' and '1' are packed differently"):
         mix([packs(one), of_docs(two, batch_size=1)])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="mixture of packs can't have on_uneven"):
+    with pytest.raises(ValueError, match="mixture of groups can't have on_uneven"):
         mix([packs(one)], on_uneven="pad")
-    with pytest.raises(ValueError, match="mixture of packs can't have on_uneven"):
+    with pytest.raises(ValueError, match="mixture of groups can't have on_uneven"):
         mix(readers, on_uneven="pad").pack("tokens", 20)
 
 
@@ -376,3 +376,57 @@ def test_packs_have_features_for_arrow_and_adapters() -> None:
         assert isinstance(tokens, torch.Tensor)
         assert tokens.tolist() == batch["tokens"].tolist()
         assert positions.tolist() == batch["positions"].tolist()
+
+
+@given(
+    st.lists(st.integers(0, 20), max_size=40), st.integers(1, 9), st.one_of(st.none(), st.integers(1, 80)),
+)  # fmt: skip
+def test_batches_have_rows_of_similar_lengths(lengths: list[int], batch_size: int, max_items: int | None) -> None:
+    docs = [[100 * row + item for item in range(count)] for row, count in enumerate(lengths)]
+    expected: list[list[int]] = []
+    for row in sorted(range(len(docs)), key=lambda row: (lengths[row], row)):
+        last = expected[-1] if expected else []
+        full = not last or len(last) == batch_size or (len(last) + 1) * lengths[row] > (max_items or 2**62)
+        if full:
+            expected.append([row])
+        else:
+            last.append(row)
+    batches = of_docs(docs, batch_size=batch_size).bucket("tokens", max_items=max_items)
+    found = [batch["id"].tolist() for batch in batches]
+    assert found == sorted(sorted(rows) for rows in expected)
+    assert [batch["tokens"].to_list() for batch in batches] == [[docs[row] for row in rows] for rows in found]
+    assert len(batches) == len(found)
+
+
+def test_batches_of_similar_lengths_keep_the_promises() -> None:
+    docs = random_docs(300)
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "batch_size": 8}
+    batches = of_docs(docs, **options).bucket("tokens", max_items=40, window=50)
+    whole = list(batches)
+    assert sorted(row for batch in whole for row in batch["id"]) == list(range(300))
+    assert "bucket" in str(batches.plan())
+    assert set(whole[0]) == {"id", "tokens", "twice"} == set(batches.features or {})
+    for step in range(0, len(whole), 9):
+        batches.set_epoch(0)
+        for _ in itertools.islice(batches, step):
+            pass
+        left = []
+        for rank in range(2):
+            share = of_docs(docs, **options, rank=rank, world_size=2, shard_by="window", on_uneven="allow")
+            rest = share.bucket("tokens", max_items=40, window=50)
+            rest.load_state_dict(json.loads(json.dumps(batches.state_dict())))
+            left += digests(rest)
+        assert sorted(left) == sorted(digests(whole[step:]))
+    for step in range(len(whole)):
+        ids = whole[step]["id"].tolist()
+        assert [batches.locate(step, row, 0).row for row in range(len(ids))] == ids
+        with pytest.raises(IndexError, match=f"row {len(ids)} does not exist"):
+            batches.map(len).locate(step, len(ids), 0)
+    mixed = mix({"a": batches, "b": of_docs(docs[:50]).bucket("tokens")}, [0.75, 0.25])
+    of = [mixed.locate(step, 0, 0).reader for step in range(len(mixed))]  # type: ignore[attr-defined]
+    assert of[:8].count("a") == 6
+    assert all(len(batch["id"]) <= 8 for batch in mixed)
+    with pytest.raises(ValueError, match="omit batch_size"):
+        mix([batches], batch_size=8)
+    with pytest.raises(SchemaError, match="no lengths to compare"):
+        of_docs(docs).bucket("id")

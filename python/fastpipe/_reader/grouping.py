@@ -6,7 +6,7 @@ apply to groups as they do to rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from fastpipe._reader.filtering import columns_of
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.packs import without_masks
 from fastpipe._reader.state import VERSION
+from fastpipe._text import plural
 from fastpipe.batch import Masked, Ragged
 from fastpipe.errors import NullValueError, SchemaError, memory_errors
 from fastpipe.specs import RaggedSpec
@@ -36,18 +37,22 @@ class Grouping(NamedTuple):
 
     Attributes:
         columns: Names of the features whose items count. In each row, all of them have equally many.
-        length: Maximum number of items in a group.
+        length: Maximum number of items in a group. If `most_rows` is set, this includes padding to the longest row.
         window: Number of rows among which groups are formed.
         on_long: How to handle rows with more items.
+        most_rows: Maximum number of rows in a group of rows with similar lengths. None for packs.
     """
 
     columns: tuple[str, ...]
     length: int
     window: int
     on_long: OnLong
+    most_rows: int | None = None
 
     def __str__(self) -> str:
-        return f"{', '.join(self.columns)} in rows of {self.length}"
+        if self.most_rows is None:
+            return f"{', '.join(self.columns)} in rows of {self.length}"
+        return f"rows of similar lengths of {self.columns[0]}"
 
 
 class GroupedDataset(BaseDataset):
@@ -62,20 +67,25 @@ class GroupedDataset(BaseDataset):
     def __init__(self, whole: Dataset, lengths: Lengths, grouping: Grouping) -> None:
         self.whole, self._lengths, self.grouping = whole, lengths, grouping
         split = grouping.on_long == "split"
-        self.handle = whole.handle.grouped(lengths, grouping.length, grouping.window, split=split)
+        self.handle = whole.handle.grouped(
+            lengths, grouping.length, grouping.window, split=split, most_rows=grouping.most_rows
+        )
         self.features, self.files, self.words = whole.features, whole.files, whole.words
         self.categories, self.interpretation = whole.categories, whole.interpretation
         self.column_times = whole.column_times
         self._own_digest: str | None = None
 
     @property
-    def filled(self) -> float:
-        """Items in groups over the items that the groups could have."""
+    def stage(self) -> tuple[str, str]:
+        """The name and description of the stage in a plan."""
+        rows, groups = plural(self.whole.handle.num_rows, "row"), self.handle.num_rows
+        if self.grouping.most_rows is not None:
+            return "bucket", f"{self.grouping}: {groups:,} batches of {rows}"
         lengths = self._lengths
         if self.grouping.on_long != "split":
             lengths = np.minimum(lengths, self.grouping.length)
-        most = self.handle.num_rows * self.grouping.length
-        return float(lengths.sum(dtype=np.int64)) / max(most, 1)
+        filled = float(lengths.sum(dtype=np.int64)) / max(groups * self.grouping.length, 1)
+        return "pack", f"{self.grouping}: {groups:,} packs of {rows}, {filled:.2%} filled"
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the fingerprint of the rows with the number of groups and a separate digest."""
@@ -116,9 +126,13 @@ def grouped(reader: Reader, grouping: Grouping) -> tuple[GroupedDataset, Orderin
         ValueError: If a row is too long.
     """
     for column in grouping.columns:
-        _check(reader, column)
-    lengths = _lengths(reader, grouping.columns)
-    if grouping.on_long == "error" and (long := np.flatnonzero(lengths > grouping.length)).size:
+        _check(reader, column, grouping)
+    lengths = _lengths(reader, grouping)
+    if (
+        grouping.most_rows is None
+        and grouping.on_long == "error"
+        and (long := np.flatnonzero(lengths > grouping.length)).size
+    ):
         others = f", as do {long.size - 1:,} other rows" if long.size > 1 else ""
         raise ValueError(
             f"row {_named(reader, long[0])} has {lengths[long[0]]:,} items of {grouping.columns[0]!r}, more than"
@@ -134,14 +148,17 @@ def grouped(reader: Reader, grouping: Grouping) -> tuple[GroupedDataset, Orderin
     return data, ordering
 
 
-def _check(reader: Reader, column: str) -> None:
+def _check(reader: Reader, column: str, grouping: Grouping) -> None:
     if not isinstance(column, str):
         raise TypeError(f"a column must be the name of a feature; got {shown(column)}")
     if column not in reader.features:
         known = ", ".join(map(repr, reader.features))
         raise SchemaError(f"{column!r} is not a feature: the reader has {known}", feature=column)
     spec = reader.features[column]
-    if not isinstance(spec, RaggedSpec) or len(spec.shape) != 1 or spec.dtype in _TEXT:
+    if grouping.most_rows is not None:
+        if not isinstance(spec, RaggedSpec):
+            raise SchemaError(f"feature {column!r} is {spec}: its rows have no lengths to compare", feature=column)
+    elif not isinstance(spec, RaggedSpec) or len(spec.shape) != 1 or spec.dtype in _TEXT:
         raise SchemaError(
             f"feature {column!r} is {spec}: only numbers of one ragged dimension can be packed, such as"
             ' RaggedSpec((None,), "int32")',
@@ -152,12 +169,12 @@ def _check(reader: Reader, column: str) -> None:
 _TEXT = ("string", "bytes")
 
 
-def _lengths(reader: Reader, columns: Sequence[str]) -> Lengths:
+def _lengths(reader: Reader, grouping: Grouping) -> Lengths:
     """Returns the number of items of each row, in the sequence of the units."""
     found: Lengths = np.empty(reader._data.handle.num_rows, np.uint32)
     at = 0
-    with columns_of(reader, columns) as rows, memory_errors("read the lengths of rows"):
-        for lengths in _batch_lengths(reader, rows, columns):
+    with columns_of(reader, grouping.columns) as rows, memory_errors("read the lengths of rows"):
+        for lengths in _batch_lengths(reader, rows, grouping):
             found[at : at + len(lengths)] = lengths
             at += len(lengths)
     if at != len(found):
@@ -170,11 +187,11 @@ def _lengths(reader: Reader, columns: Sequence[str]) -> Lengths:
     return found
 
 
-def _batch_lengths(reader: Reader, rows: Reader, columns: Sequence[str]) -> Iterator[npt.NDArray[np.int64]]:
-    before = 0
+def _batch_lengths(reader: Reader, rows: Reader, grouping: Grouping) -> Iterator[npt.NDArray[np.int64]]:
+    columns, before = grouping.columns, 0
     for batch in rows:
         for column in columns:
-            if (row := _row_with_null(batch[column])) is not None:
+            if grouping.most_rows is None and (row := _row_with_null(batch[column])) is not None:
                 raise NullValueError(
                     f"row {_named(reader, before + row)} has a null item in {column!r}, which can't be packed: replace"
                     " nulls with fill= in the feature's spec",

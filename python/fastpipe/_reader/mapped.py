@@ -126,7 +126,7 @@ class Mapped:
 
         Args:
             step: Index of the batch within the epoch of this rank, from 0.
-            row: Index of the row, or of the pack, in the batch.
+            row: Index of the row, or of the pack, in the batch that the function gets.
             epoch: Epoch of the batch, 0 to 2^62. Defaults to `epoch`.
 
         Returns:
@@ -137,8 +137,7 @@ class Mapped:
             TypeError: If an index or the epoch isn't an integer.
             ValueError: If the epoch is out of range.
         """
-        found: Location = self._passes.origin.locate(step, row, self.epoch if epoch is None else epoch)
-        return found
+        return self._passes.locate(step, row, self.epoch if epoch is None else epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the active or last pass. It counts only batches that `next` has returned.

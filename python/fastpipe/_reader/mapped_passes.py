@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastpipe._arguments import integer
 from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.mapped_batches import MapFunction, MappedBatches, MappedPosition
+from fastpipe._reader.packs import Buckets
 from fastpipe._reader.passes import Passes, Position, Started
 from fastpipe._reader.state import State
 from fastpipe.errors import PassClosedError, UnsupportedError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastpipe._fastpipe import Pass, PassMemory, ReaderTotals
+    from fastpipe._locations import Location
     from fastpipe.specs import Features
 
 
@@ -248,6 +251,21 @@ class MappedPasses(Passes):
         number = self.epoch if epoch is None else epoch
         batch = self.incoming.batch_at(step, number)
         return self.options.function(batch, operator.index(number), self.rank, self.step_in_order(step))
+
+    def locate(self, step: int, row: int, epoch: int) -> Location:
+        """Returns where a row of an incoming batch is stored."""
+        if isinstance(self.incoming, MappedPasses):
+            return self.incoming.locate(step, row, epoch)
+        found: Location
+        if not isinstance(self.options.function.function, Buckets):
+            found = self.origin.locate(step, row, epoch)
+            return found
+        rows = self.origin.locate(step, 0, epoch).rows
+        at = integer("row", row)
+        if not 0 <= at < len(rows):
+            raise IndexError(f"row {at} does not exist: batch {step} has {len(rows)} rows")
+        found = rows[at]
+        return found
 
     def step_in_order(self, step: int) -> int:
         return self.incoming.step_in_order(step)

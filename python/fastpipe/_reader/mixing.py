@@ -14,7 +14,8 @@ from fastpipe._fastpipe import RemoteDataset
 from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.mixed_data import Member, MixedDataset
 from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, Uneven, digest
-from fastpipe._reader.packing import Packs, groups_of, packed
+from fastpipe._reader.packing import groups_of, yielding
+from fastpipe._reader.packs import Buckets, Packs
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader, made
 from fastpipe.errors import SchemaError, UnsupportedError
@@ -65,8 +66,8 @@ def mix(
 
     Args:
         readers: The readers, as a dict from names to readers, or a list, whose readers are named "0", "1" and so on. 1
-            to 4096 readers, each with rows unless its weight is 0. Or packs of readers (`Reader.pack`): then rows of
-            the mixture are packs.
+            to 4096 readers, each with rows unless its weight is 0. Or results of `Reader.pack`: then rows of the
+            mixture are packs. Or results of `Reader.bucket`: then the mixture has their batches.
         weights: Weight of each reader, in the same form as `readers`: finite numbers that are at least 0, and not all
             0. A reader's share is its weight divided by the sum. Shares such as 0.7 and 0.3 are exact. If all shares
             together aren't multiples of 1 / n for any n up to 2^20, they are rounded to multiples of 2^-20, and readers
@@ -117,6 +118,10 @@ def mix(
         (100, array([1, 2, 1, 1, 1, 2, 1, 1, 2, 1]))
     """
     named, packs = _unpacked(_named(readers))
+    if isinstance(packs, Buckets) and batch_size not in (None, 1):
+        raise ValueError(
+            f"the readers were made by bucket(), so the mixture has their batches: omit batch_size; got {batch_size}"
+        )
     phases = _phases(named, weights)
     for name, reader in named.items():
         _check(name, reader, has_share=any(shares[name] for _, shares in phases))
@@ -146,14 +151,14 @@ def mix(
     )
     running = PassOptions.checked(num_threads=num_threads, prefetch=prefetch, memory_limit=memory_limit)
     if packs is not None and on_uneven == "pad":
-        raise ValueError('a mixture of packs can\'t have on_uneven="pad": use "drop" or "allow"')
+        raise ValueError('a mixture of groups can\'t have on_uneven="pad": use "drop" or "allow"')
     data = MixedDataset(members, [step * ordering.batch_size for step, _ in phases], stop)
     mixed = made(data, ordering=ordering.of_mixture(), running=running, progress=progress, epochs=epochs)
-    mixture: Any = mixed if packs is None else packed(mixed, packs, mixed)
+    mixture: Any = mixed if packs is None else yielding(mixed, packs, mixed)
     return mixture  # type: ignore[no-any-return]
 
 
-def _unpacked(named: Mapping[str, Any]) -> tuple[dict[str, Reader], Packs | None]:
+def _unpacked(named: Mapping[str, Any]) -> tuple[dict[str, Reader], Packs | Buckets | None]:
     """Returns readers whose rows are groups in place of their packs, and how groups are packed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Packs: several rows, such as documents, in one row of a fixed number of tokens."""
+"""Packs, which are several rows in one row of a fixed number of tokens, and batches of rows with similar lengths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastpipe._arguments import flag, shown, within
 from fastpipe._reader.grouping import Grouping, OnLong, grouped
 from fastpipe._reader.mapped import Mapped, map_passes
 from fastpipe._reader.mixed_data import Member, MixedDataset
-from fastpipe._reader.packs import GROUPS, PLACES, Packs
+from fastpipe._reader.packs import GROUPS, PLACES, Buckets, Packs
 from fastpipe._reader.selection import check
 from fastpipe.batch._padding import fitting
 from fastpipe.errors import SchemaError, UnsupportedError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
 
 _LONGEST, _LARGEST_WINDOW = 2**31 - 1, 2**24
+_MOST_ITEMS = 2**62
 
 
 def pack(
@@ -41,19 +42,38 @@ def pack(
     grouping = Grouping(
         names, within("length", length, 1, _LONGEST), within("window", window, 1, _LARGEST_WINDOW), on_long
     )
+    for name, spec in reader.features.items():
+        if isinstance(spec, SparseSpec):
+            reason = "packs can't have sparse features"
+            advice = "read it as ragged arrays, or leave it out with columns="
+            raise UnsupportedError(f"feature {name!r} is sparse, and {reason}: {advice}", reason=reason)
     groups = _grouped(reader, grouping)
     for name in names:
         fitting("pad", pad, np.dtype(reader.features[name].dtype))
     packs = Packs(names, grouping.length, flag("padded", padded), pad)
-    taken = [*GROUPS, *(PLACES if padded else ())]
-    if clash := [name for name in taken if name in reader.features]:
-        raise SchemaError(f"packs have an entry {clash[0]!r}, and so does the reader: rename the feature")
-    return packed(groups, packs, reader)
+    _check_names(reader, [*GROUPS, *(PLACES if padded else ())])
+    return yielding(groups, packs, reader)
 
 
-def packed(groups: Reader, packs: Packs, reader: Any) -> Mapped:
-    """Returns a map of a reader of groups that yields packs."""
-    return map_passes(groups._passes, reader, packs, 0, 0, None, packs.features(groups.features))
+def bucket(reader: Reader, column: str, *, max_items: int | None, window: int) -> Mapped:
+    """Returns a map that yields batches of rows with similar lengths. See `Reader.bucket`."""
+    most = _MOST_ITEMS if max_items is None else within("max_items", max_items, 1, _MOST_ITEMS)
+    _check_names(reader, GROUPS)
+    size = reader.batch_size
+    grouping = Grouping((column,), most, within("window", window, 1, _LARGEST_WINDOW), "error", size)
+    ordering = reader._ordering
+    groups = _grouped(reader._like(reader._data, ordering=ordering.with_batch_size(1)), grouping)
+    return yielding(groups, Buckets(), reader)
+
+
+def yielding(groups: Reader, function: Packs | Buckets, reader: Any) -> Mapped:
+    """Returns a map of a reader of groups that yields packs, or batches of rows with similar lengths."""
+    return map_passes(groups._passes, reader, function, 0, 0, None, function.features(groups.features))
+
+
+def _check_names(reader: Reader, names: Sequence[str]) -> None:
+    if clash := [name for name in names if name in reader.features]:
+        raise SchemaError(f"the batches get an entry {clash[0]!r}, and the reader has one: rename the feature")
 
 
 def _names(columns: Any) -> tuple[str, ...]:
@@ -66,17 +86,10 @@ def _names(columns: Any) -> tuple[str, ...]:
 
 def _grouped(reader: Reader, grouping: Grouping) -> Reader:
     """Returns a reader of groups. Those of a mixture are groups of its readers' rows."""
-    for name, spec in reader.features.items():
-        if isinstance(spec, SparseSpec):
-            raise UnsupportedError(
-                f"feature {name!r} is sparse, and packs can't have sparse features: read it as ragged arrays, or leave"
-                " it out with columns=",
-                reason="packs can't have sparse features",
-            )
     data = reader._data
     if isinstance(data, MixedDataset):
         if reader._ordering.on_uneven == "pad":
-            raise ValueError('a mixture of packs can\'t have on_uneven="pad": use "drop" or "allow"')
+            raise ValueError('a mixture of groups can\'t have on_uneven="pad": use "drop" or "allow"')
         return reader._like(_mixed(reader, data, grouping))
     check(reader, "pack")
     of_groups, ordering = grouped(reader, grouping)
@@ -92,9 +105,9 @@ def _mixed(reader: Reader, data: MixedDataset, grouping: Grouping) -> MixedDatas
     return data.with_members([groups(member) for member in data.members])
 
 
-def groups_of(mapped: Any) -> tuple[Reader, Packs] | None:
-    """Returns the reader of groups and the packs, if a map yields packs."""
+def groups_of(mapped: Any) -> tuple[Reader, Packs | Buckets] | None:
+    """Returns the reader of groups and what a map makes of them, if it was made by `pack` or `bucket`."""
     if not isinstance(mapped, Mapped):
         return None
     function = mapped._passes.options.function.function
-    return (mapped._passes.incoming.origin, function) if isinstance(function, Packs) else None
+    return (mapped._passes.incoming.origin, function) if isinstance(function, (Packs, Buckets)) else None

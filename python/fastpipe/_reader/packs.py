@@ -1,4 +1,4 @@
-"""Batches of packs, made from batches of rows in groups."""
+"""Batches of packs, and of rows with similar lengths, made from batches of rows in groups."""
 
 from __future__ import annotations
 
@@ -91,6 +91,19 @@ class Packs:
             else:
                 return None
         return Features(found | ({_SEGMENTS: places, _POSITIONS: places} if self.padded else {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Turns a batch of rows in groups into a batch of rows."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Returns the batch without the entries that describe the groups."""
+        return {name: value for name, value in batch.items() if name not in GROUPS}
+
+    def features(self, rows: Features) -> Features:
+        """Returns the specs of the rows."""
+        return rows
 
 
 def without_masks(rows: Ragged | Masked) -> Ragged:

@@ -12,7 +12,7 @@ from fastpipe._reader.dataset import DerivedDataset
 from fastpipe._reader.grouping import GroupedDataset
 from fastpipe._reader.mapped_passes import MappedPasses
 from fastpipe._reader.mixed_data import MixedDataset
-from fastpipe._reader.packs import Packs
+from fastpipe._reader.packs import Buckets, Packs
 from fastpipe._reader.passes import Passes
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.remaining_passes import RemainingPasses
@@ -76,7 +76,7 @@ def plan_of(passes: Passes) -> Plan:
 def _stages(passes: Passes) -> Iterator[_Line]:
     if isinstance(passes, MappedPasses):
         yield from _stages(passes.incoming)
-        if not isinstance(passes.options.function.function, Packs):
+        if not isinstance(passes.options.function.function, (Packs, Buckets)):
             yield "map", _map(passes.options)
     elif isinstance(passes, RemainingPasses):
         yield from _stages(passes.incoming)
@@ -98,8 +98,7 @@ def _dataset(data: Dataset) -> Iterator[_Line]:
             before = rows
     elif isinstance(data, GroupedDataset):
         yield from _dataset(data.whole)
-        rows = plural(data.whole.handle.num_rows, "row")
-        yield "pack", f"{data.grouping}: {data.handle.num_rows:,} packs of {rows}, {data.filled:.2%} filled"
+        yield data.stage
     elif isinstance(data, MixedDataset):
         for member, order, (name, rows) in zip(data.members, data.orders, data.rows().items(), strict=True):
             for stage, text in [*_dataset(member.data), *_sequence(member.ordering, order)]:

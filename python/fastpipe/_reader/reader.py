@@ -25,7 +25,7 @@ from fastpipe._reader.filtering import filter_rows
 from fastpipe._reader.first_rows import head
 from fastpipe._reader.mapped import Mapped, map_passes
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
-from fastpipe._reader.packing import pack
+from fastpipe._reader.packing import bucket, pack
 from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
 from fastpipe._reader.pass_cursor import PassCursor
 from fastpipe._reader.pass_options import PassOptions
@@ -818,6 +818,44 @@ class Reader:
             ([[1, 1, 1, 2, 2], [1, 2, 2, 2, 2]], [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
         """
         return pack(self, columns, length, window=window, on_long=on_long, padded=padded, pad=pad)
+
+    def bucket(self, column: str, *, max_items: int | None = None, window: int = 10_000) -> Mapped:
+        """Makes batches of rows with similar lengths, so that little is padding when batches are padded.
+
+        The rows of each window of consecutive rows are sorted by length and cut into batches of at most `batch_size`
+        rows. Batches are the same in each epoch; with `shuffle=True`, each epoch has another order of batches. Ranks
+        and shards share the batches. So any batch can be read at once, and a state resumes exactly. The lengths of all
+        rows are read here, once, without other features if the source can leave them out.
+
+        `fastpipe.mix` mixes batches of several readers: a mixture has batches of one reader each.
+
+        Args:
+            column: Name of the feature whose items count, such as tokens: `RaggedSpec((None, ...), ...)`.
+            max_items: Maximum number of items in a batch whose rows are padded to the length of the longest one, 1 to
+                2^62. A longer row is a batch of its own. Defaults to None: no limit. To get batches of about equally
+                many items, also create the reader with a large `batch_size`.
+            window: Number of rows among which rows of a batch are chosen, 1 to 2^24. Units (blocks, row groups, CSV
+                chunks) with fewer rows are joined. Defaults to 10,000.
+
+        Returns:
+            A map that yields dicts as this reader does.
+
+        Raises:
+            SchemaError: If the column isn't a feature with ragged arrays.
+            UnsupportedError: If the reader reads from servers, or its units can only be read in sequence.
+            TypeError: If an argument has the wrong type.
+            ValueError: If an argument is out of range, or if this reader draws a sample for each epoch.
+            FastpipeError: If the data can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> import pyarrow as pa
+            >>> table = pa.table({"tokens": [[1, 2, 3], [4], [5, 6, 7, 8], [9, 10]]})
+            >>> batches = fastpipe.from_arrow(table, batch_size=2).bucket("tokens")
+            >>> [batch["tokens"].to_list() for batch in batches]
+            [[[1, 2, 3], [5, 6, 7, 8]], [[4], [9, 10]]]
+        """
+        return bucket(self, column, max_items=max_items, window=window)
 
     def describe(
         self,

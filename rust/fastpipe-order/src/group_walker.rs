@@ -63,12 +63,10 @@ impl GroupWalker {
                 }
                 found.rows.push(Row { unit: *number, record });
             }
-            if packing.shows_groups() {
-                reserve(&mut sizes, 1)?;
-                sizes.push(items.len() as u32);
-                reserve(&mut starts, items.len())?;
-                starts.extend(items.iter().map(|item| item.start));
-            }
+            reserve(&mut sizes, 1)?;
+            sizes.push(items.len() as u32);
+            reserve(&mut starts, items.len())?;
+            starts.extend(items.iter().map(|item| item.start));
         }
         let mut done = groups.released;
         if in_sequence {

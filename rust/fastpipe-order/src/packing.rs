@@ -175,11 +175,6 @@ impl Packing {
         self.units.len()
     }
 
-    /// Whether a batch says which rows are a group. Otherwise, a batch is a group.
-    pub(crate) fn shows_groups(&self) -> bool {
-        matches!(self.grouping, Grouping::Pack { .. })
-    }
-
     /// Returns the average number of items in a group, rounded up.
     pub(crate) fn items_per_group(&self) -> u64 {
         self.items.div_ceil(self.sections.total().max(1))

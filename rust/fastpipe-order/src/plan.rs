@@ -46,8 +46,7 @@ pub enum Content {
 /// The groups of a batch's rows, if each row of the order is a group of rows. See [`Packing`](crate::Packing).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
-    /// Number of rows of each group. Groups follow each other. Empty if the order has no groups, or if the whole batch
-    /// is one.
+    /// Number of rows of each group. Groups follow each other. Empty if the order has no groups.
     pub sizes: Vec<u32>,
     /// For each row, its first element that belongs to the group. Empty without sizes.
     pub starts: Vec<u32>,
