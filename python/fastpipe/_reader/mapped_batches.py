@@ -10,6 +10,7 @@ threads end after their current call.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import threading
@@ -27,6 +28,19 @@ from fastpipe.errors import PassClosedError
 
 # The feeds whose functions the current thread is running.
 _running = threading.local()
+
+
+class OwnFunction(abc.ABC):
+    """A function of a batch that fastpipe provides."""
+
+    @abc.abstractmethod
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Returns the result for a batch."""
+
+    @property
+    def stage(self) -> tuple[str, str] | None:
+        """The name and description of the stage in a plan. None if the dataset's stages describe it."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,9 +75,9 @@ class MixedDataset(BaseDataset):
         """The readers."""
         return self._members
 
-    def with_members(self, members: Sequence[Member]) -> MixedDataset:
-        """Returns a mixture of other readers with the same weights."""
-        return MixedDataset(members, self._starts, self._stop)
+    def with_members(self, members: Sequence[Member], batch_size: int = 1) -> MixedDataset:
+        """Returns a mixture of other readers with the same weights, whose rows stand for `batch_size` rows each."""
+        return MixedDataset(members, [start // batch_size for start in self._starts], self._stop)
 
     @property
     def orders(self) -> list[Order]:

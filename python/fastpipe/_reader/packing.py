@@ -102,7 +102,7 @@ def _mixed(reader: Reader, data: MixedDataset, grouping: Grouping) -> MixedDatas
         found = _grouped(own, grouping)
         return member._replace(data=found._data, ordering=found._ordering)
 
-    return data.with_members([groups(member) for member in data.members])
+    return data.with_members([groups(member) for member in data.members], grouping.most_rows or 1)
 
 
 def groups_of(mapped: Any) -> tuple[Reader, Packs | Buckets] | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._reader.mapped_batches import OwnFunction
 from fastpipe.batch import Masked, Ragged
 from fastpipe.batch._form import ranges, take_rows
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, Spec
@@ -18,7 +19,7 @@ PLACES = _SEGMENTS, _POSITIONS = "segment_ids", "positions"
 
 
 @dataclass(frozen=True, slots=True)
-class Packs:
+class Packs(OwnFunction):
     """Turns a batch of rows in groups into a batch of packs.
 
     Attributes:
@@ -94,7 +95,7 @@ class Packs:
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
+class Buckets(OwnFunction):
     """Turns a batch of rows in groups into a batch of rows."""
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

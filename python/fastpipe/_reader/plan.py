@@ -10,9 +10,9 @@ import numpy as np
 from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.dataset import DerivedDataset
 from fastpipe._reader.grouping import GroupedDataset
+from fastpipe._reader.mapped_batches import OwnFunction
 from fastpipe._reader.mapped_passes import MappedPasses
 from fastpipe._reader.mixed_data import MixedDataset
-from fastpipe._reader.packs import Buckets, Packs
 from fastpipe._reader.passes import Passes
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.remaining_passes import RemainingPasses
@@ -76,8 +76,10 @@ def plan_of(passes: Passes) -> Plan:
 def _stages(passes: Passes) -> Iterator[_Line]:
     if isinstance(passes, MappedPasses):
         yield from _stages(passes.incoming)
-        if not isinstance(passes.options.function.function, (Packs, Buckets)):
-            yield "map", _map(passes.options)
+        function = passes.options.function.function
+        stage = function.stage if isinstance(function, OwnFunction) else ("map", _map(passes.options))
+        if stage is not None:
+            yield stage
     elif isinstance(passes, RemainingPasses):
         yield from _stages(passes.incoming)
         steps = passes.left_out.steps
