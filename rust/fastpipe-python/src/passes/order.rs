@@ -116,6 +116,16 @@ impl Order {
         self.order.steps()
     }
 
+    /// Returns the step, among all steps of an epoch, of the batch with this index among the batches of this rank.
+    fn step_at(&self, index: u64) -> u64 {
+        self.order.left_out_steps().step(index)
+    }
+
+    /// Returns the first step at or after `step`, among all steps of an epoch, that isn't left out.
+    fn next_step(&self, step: u64) -> u64 {
+        self.order.left_out_steps().next(step)
+    }
+
     /// Starts a pass at the start of an epoch or at a state (`progress`). The pass ends before the epoch `end_epoch`.
     #[pyo3(signature = (options, epoch, end_epoch=None, progress=None))]
     fn start(
