@@ -56,6 +56,7 @@ impl Order {
             })
             .map_err(unplanned)
             .py(py)?;
+        let settings = order.settings();
         if !order.is_fair() && settings.on_uneven != Uneven::Allow {
             return Err(PyValueError::new_err(format!(
                 "some of the {} ranks would have no batches, since there are only {} units: \
