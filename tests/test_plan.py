@@ -66,7 +66,7 @@ def test_other_stages() -> None:
     assert stages(reader.plan())["batches"] == "3 batches of batch_size=30 in an epoch, 10 rows in no batch"
     assert stages(reader.plan())["order"] == "as in the source"
     steps = reader.without(steps=[1]).plan()
-    assert stages(steps)["without"] == "2 of 3 steps, without 1"
+    assert stages(steps)["without"] == "1 step of each epoch: 1"
     others, fold = reader.folds(4, stratify="k", seed=5)[1]
     assert stages(fold.plan())["folds"] == "fold 1 of 4, stratify='k', seed=5: 25 of 100 rows"
     assert stages(others.plan())["folds"].startswith("all but fold 1 of 4, stratify='k'")

@@ -14,7 +14,6 @@ from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.options import Options
 from fastpipe._reader.partitions import Partition
 from fastpipe._reader.plan import Plan
-from fastpipe._reader.remaining_steps import RemainingSteps
 from fastpipe.batch import Batch
 from fastpipe.specs import Features
 from fastpipe.statistics import Description, FeatureStatistics
@@ -37,7 +36,6 @@ __all__ = [
     "Partition",
     "Plan",
     "ReadableFile",
-    "RemainingSteps",
     "RowLocation",
     "ShuffleReport",
 ]

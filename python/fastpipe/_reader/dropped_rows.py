@@ -25,6 +25,11 @@ def check(order: Order, ordering: Ordering, rows: int, units: str) -> None:
     if ordering.in_step is not None:
         # A single worker may get no batch: its rank has some, or has already raised this error.
         return
+    if ordering.without_steps:
+        raise ValueError(
+            f"without(steps=...) and {ordering.world_size} ranks leave every rank without a batch: steps are those of"
+            " each rank, which has fewer of them. Leave out fewer steps, or use fewer ranks"
+        )
     size, ranks = ordering.batch_size, ordering.world_size
     batches = _batches(rows, size, drop_last=ordering.drop_last)
     short = " (drop_last=True leaves out a shorter one)" if ordering.drop_last else ""

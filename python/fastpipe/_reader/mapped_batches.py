@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from fastpipe._reader.passes import Position, Started
+from fastpipe._reader.passes import Passes, Position, Started
 from fastpipe._reader.state import State
 from fastpipe.errors import PassClosedError
 
@@ -91,14 +91,12 @@ class Mark(NamedTuple):
         epoch: Epoch of the last batch. Before the first batch its epoch, and after the end the following epoch.
         progress: What is left of the epoch.
         ended: Whether `next` has reported the end.
-        step: Step of the last batch. None before the first batch.
     """
 
     delivered: int
     epoch: int
     progress: State
     ended: bool
-    step: int | None = None
 
 
 class MappedPosition:
@@ -131,12 +129,6 @@ class MappedPosition:
     @property
     def ended(self) -> bool:
         return self.mark.ended
-
-    @property
-    def last_step(self) -> tuple[int, int] | None:
-        """Epoch and step of the last batch."""
-        mark = self.mark
-        return None if mark.step is None else (mark.epoch, mark.step)
 
     @property
     def in_step(self) -> bool:
@@ -181,13 +173,13 @@ class _Feed:
     Args:
         started: The incoming pass.
         function: Function of the batches.
-        rank: Rank whose batches they are.
-        first: Epoch and step of the first batch, if all batches are of one epoch.
+        passes: The passes that started it.
+        first: Epoch and index of the first batch, if all batches are of one epoch.
     """
 
-    def __init__(self, started: Started, function: MapFunction, rank: int, first: tuple[int, int] | None) -> None:
+    def __init__(self, started: Started, function: MapFunction, passes: Passes, first: tuple[int, int] | None) -> None:
         self.batches, self.position, self.end = started
-        self._function, self._rank, self._first = function, rank, first
+        self._function, self._passes, self._first = function, passes, first
         self.lock = threading.Lock()
         self.stopped = False
         self.results: dict[int, Future[tuple[_Drawn, Any]]] = {}
@@ -209,11 +201,10 @@ class _Feed:
         except StopIteration:
             return _Drawn(None, position.epoch, 0, position.progress())
         self._before = progress = position.progress()
-        epoch, step = (before["epoch"], before["step"]) if self._first is None else self._first
-        if self._first is not None:
-            step += self._drawn
-        # If steps are left out, the last batch isn't the one after the previous batch.
-        epoch, step = getattr(position, "last_step", None) or (epoch, step)
+        if self._first is None:
+            epoch, step = before["epoch"], self._passes.next_step(before["step"])
+        else:
+            epoch, step = self._first[0], self._passes.step_in_order(self._first[1] + self._drawn)
         self._drawn += 1
         return _Drawn(batch, epoch, step, progress)
 
@@ -224,7 +215,7 @@ class _Feed:
         outer = getattr(_running, "feeds", ())
         _running.feeds = (*outer, self)
         try:
-            return self._function(drawn.batch, drawn.epoch, self._rank, drawn.step)
+            return self._function(drawn.batch, drawn.epoch, self._passes.rank, drawn.step)
         finally:
             _running.feeds = outer
 
@@ -275,10 +266,10 @@ class MappedBatches(Iterator[Any]):
         started: The incoming pass.
         again: Function that starts the incoming pass again at the mark of the consumer, after Ctrl-C lost a batch.
         function: Function of the batches.
-        rank: Rank whose batches they are.
+        passes: The passes that started the incoming pass.
         num_threads: Number of threads that call the function. With 0, `next` calls it.
         prefetch: Number of further results that may be waiting for the consumer.
-        first: Epoch and step of the first batch, if all batches are of one epoch.
+        first: Epoch and index of the first batch, if all batches are of one epoch.
     """
 
     def __init__(
@@ -286,14 +277,14 @@ class MappedBatches(Iterator[Any]):
         started: Started,
         again: Callable[[MappedPosition], Started],
         function: MapFunction,
+        passes: Passes,
         *,
-        rank: int,
         num_threads: int,
         prefetch: int,
         first: tuple[int, int] | None = None,
     ) -> None:
-        self._again, self._function, self._rank, self._first = again, function, rank, first
-        self._feed = _Feed(started, function, rank, first)
+        self._again, self._function, self._passes, self._first = again, function, passes, first
+        self._feed = _Feed(started, function, passes, first)
         self.position = MappedPosition(self, started.position)
         self._most = num_threads + prefetch
         self._submitted = 0
@@ -340,7 +331,7 @@ class MappedBatches(Iterator[Any]):
         if self._feed.position.delivered != position.delivered - position.base and not position.ended:
             # Ctrl-C lost a batch after it was drawn. The function may have changed it, so it is read again.
             started = self._again(position)
-            self._feed = _Feed(started, self._function, self._rank, self._first_left())
+            self._feed = _Feed(started, self._function, self._passes, self._first_left())
             position.incoming, position.base = started.position, position.delivered
         drawn = self._feed.draw()
         value = self._feed.apply(drawn)
@@ -385,7 +376,7 @@ class MappedBatches(Iterator[Any]):
         """Returns the mark after a batch. Sets the mark at the end, and returns None."""
         last = self.position.mark
         if drawn.batch is not None:
-            return Mark(last.delivered + 1, drawn.epoch, drawn.progress, False, drawn.step)
+            return Mark(last.delivered + 1, drawn.epoch, drawn.progress, False)
         if not last.ended:
             self.position.mark = Mark(last.delivered, drawn.epoch, drawn.progress, True)
         return None

@@ -231,7 +231,7 @@ class MappedPasses(Passes):
     ) -> MappedBatches:
         function, num_threads, prefetch, _ = self.options
         return MappedBatches(
-            started, again, function, rank=self.rank, num_threads=num_threads, prefetch=prefetch, first=first
+            started, again, function, self.incoming, num_threads=num_threads, prefetch=prefetch, first=first
         )
 
     def _again(self, position: MappedPosition) -> Started:
@@ -267,8 +267,15 @@ class MappedPasses(Passes):
         found = rows[at]
         return found
 
-    def step_in_order(self, step: int) -> int:
-        return self.incoming.step_in_order(step)
+    @property
+    def without_steps(self) -> tuple[tuple[int, int], ...]:
+        return self.incoming.without_steps
+
+    def step_in_order(self, index: int) -> int:
+        return self.incoming.step_in_order(index)
+
+    def next_step(self, step: int) -> int:
+        return self.incoming.next_step(step)
 
     def close(self) -> None:
         self.incoming.close()

@@ -90,6 +90,8 @@ class Ordering:
         in_step: Number of ranks that must have the same number of batches, subject to `on_uneven`. None means all. In a
             reader of a worker it is the number of ranks, not of workers.
         skipped: Number of draws to skip before this sample.
+        without_steps: Ranges `(start, stop)` of steps of each rank that are left out of every epoch, in ascending
+            order. States don't depend on them.
     """
 
     shuffle: str
@@ -104,6 +106,7 @@ class Ordering:
     on_uneven: str
     in_step: int | None = None
     skipped: int = 0
+    without_steps: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def checked(
@@ -244,10 +247,12 @@ class Ordering:
             ValueError: If the text is invalid. The message names the invalid entry.
         """
         check_settings(text)
-        return cls(**json.loads(text), seed_given=seed_given)
+        found = json.loads(text)
+        found["without_steps"] = tuple(map(tuple, found.get("without_steps", ())))
+        return cls(**found, seed_given=seed_given)
 
 
-_NOT_STORED = ("seed_given", "rank", "world_size", "on_uneven", "in_step", "skipped")
+_NOT_STORED = ("seed_given", "rank", "world_size", "on_uneven", "in_step", "skipped", "without_steps")
 
 
 def _kind(shuffle: Any) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fastpipe._arguments import within
 from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, Dataset
+from fastpipe._reader.left_out_steps import check_all_steps
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import StateError, UnsupportedError
@@ -74,6 +75,7 @@ def _check(ordering: Ordering) -> None:
     if ordering.is_mixture:
         reason = "cannot partition a mixture: partition its readers, or divide the mixture among ranks"
         raise UnsupportedError(reason, reason=reason)
+    check_all_steps(ordering, "cannot partition a reader", "call without(steps=...) for each reader of a partition")
     if ordering.is_sample:
         raise ValueError(
             "cannot partition samples that are drawn for each epoch: draw one sample with redraw=False, or partition"

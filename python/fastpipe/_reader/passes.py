@@ -323,13 +323,22 @@ class Passes(ABC):
         """Whether the order depends on a random seed, so that another process would have another order."""
         return False
 
-    def step_in_order(self, step: int) -> int:
-        """Returns the step of a batch among all steps of the epoch, some of which may be left out.
+    @property
+    def without_steps(self) -> tuple[tuple[int, int], ...]:
+        """Ranges `(start, stop)` of steps that are left out of every epoch. The step of a progress counts them."""
+        return ()
+
+    def step_in_order(self, index: int) -> int:
+        """Returns the step of a batch among all steps of the epoch.
 
         Args:
-            step: Index of the batch, as for `batch_at`.
+            index: Index of the batch, as for `batch_at`, which doesn't count steps that are left out.
         """
-        return operator.index(step)
+        return operator.index(index)
+
+    def next_step(self, step: int) -> int:
+        """Returns the first step at or after `step`, among all steps of the epoch, that isn't left out."""
+        return step
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
         """Starts a pass over the batches `start` to `stop - 1` of an epoch. The active pass doesn't change.

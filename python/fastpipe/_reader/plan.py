@@ -10,12 +10,12 @@ import numpy as np
 from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.dataset import DerivedDataset
 from fastpipe._reader.grouping import GroupedDataset
+from fastpipe._reader.left_out_steps import described
 from fastpipe._reader.mapped_batches import OwnFunction
 from fastpipe._reader.mapped_passes import MappedPasses
 from fastpipe._reader.mixed_data import MixedDataset
 from fastpipe._reader.passes import Passes
 from fastpipe._reader.reader_passes import ReaderPasses
-from fastpipe._reader.remaining_passes import RemainingPasses
 from fastpipe._reader.selection import Selected
 from fastpipe._text import clean, plural
 
@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 
 _Line = tuple[str, str]
 
-_SHOWN_STEPS = 8
-
 
 class Plan:
     """The stages from a dataset to its batches, in the sequence in which data passes them. Created by `Reader.plan`.
 
     `str` and `repr` return a line for each stage: the source, partitions and selections of rows, the order, ranks,
-    batches, steps that are left out, and maps.
+    steps that are left out, batches, and maps.
 
     Example:
         >>> import fastpipe
@@ -69,7 +67,7 @@ def _plan(stages: list[_Line]) -> Plan:
 
 
 def plan_of(passes: Passes) -> Plan:
-    """Returns the plan of the passes of a reader, a reader without some steps, or a map. Reads no data."""
+    """Returns the plan of the passes of a reader or a map. Reads no data."""
     return _plan(list(_stages(passes)))
 
 
@@ -80,11 +78,6 @@ def _stages(passes: Passes) -> Iterator[_Line]:
         stage = function.stage if isinstance(function, OwnFunction) else ("map", _map(passes.options))
         if stage is not None:
             yield stage
-    elif isinstance(passes, RemainingPasses):
-        yield from _stages(passes.incoming)
-        steps = passes.left_out.steps
-        shown = ", ".join(map(str, steps[:_SHOWN_STEPS])) + (", ..." if len(steps) > _SHOWN_STEPS else "")
-        yield "without", f"{passes.steps:,} of {plural(passes.left_out.total, 'step')}, without {shown or 'none'}"
     elif isinstance(passes, ReaderPasses):
         yield from _dataset(passes.parts.data)
         yield from _sequence(passes.parts.ordering, passes.parts.order)
@@ -141,6 +134,8 @@ def _batches(parts: ReaderParts) -> Iterator[_Line]:
     if ranks > 1:
         how = f'shard_by="{ordering.shard_by}", on_uneven="{ordering.on_uneven}"'
         yield "ranks", f"rank {ordering.rank} of {ranks}, {how}"
+    if ordering.without_steps:
+        yield "without", described(ordering)
     batches = "batch" if order.steps == 1 else "batches"
     text = f"{order.steps:,} {batches} of batch_size={ordering.batch_size} in an epoch{' of this rank' * (ranks > 1)}"
     if order.left_out:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self
 
 from fastpipe._arguments import flag, integer, within
 from fastpipe._arrow.schema import require_pyarrow
@@ -23,6 +23,7 @@ from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
 from fastpipe._reader.filtering import filter_rows
 from fastpipe._reader.first_rows import head
+from fastpipe._reader.left_out_steps import without_steps
 from fastpipe._reader.mapped import Mapped, map_passes
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
 from fastpipe._reader.packing import bucket, pack
@@ -33,7 +34,6 @@ from fastpipe._reader.passes import Passes, warn_of_ranks
 from fastpipe._reader.plan import Plan, plan_of
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
 from fastpipe._reader.rebatch import Rebatcher
-from fastpipe._reader.remaining_steps import RemainingSteps, without_steps
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
 
@@ -509,36 +509,33 @@ class Reader:
         """
         return _splits.folds(self, num_folds, by, stratify, seed)
 
-    @overload
-    def without(self, *, rows: npt.ArrayLike) -> Reader: ...
-
-    @overload
-    def without(self, *, steps: Iterable[int] | slice) -> RemainingSteps: ...
-
-    def without(
-        self, *, rows: npt.ArrayLike | None = None, steps: Iterable[int] | slice | None = None
-    ) -> Reader | RemainingSteps:
+    def without(self, *, rows: npt.ArrayLike | None = None, steps: Iterable[int] | slice | None = None) -> Reader:
         """Leaves out rows by index, or the batches of some steps. Works with any source.
 
         Leave out rows if they are known to be wrong: the remaining rows make other batches. Leave out steps to skip the
-        batches at which a loss spiked: all other batches keep their rows and their sequence, and states of this reader
-        fit.
+        batches at which a loss spiked: all other batches keep their rows and their sequence. The batches that are left
+        out aren't read.
+
+        `len`, `batch_at` and `locate` of a reader without some steps count only the remaining batches. Its states are
+        those of this reader: their `step` counts all batches of the epoch. So this reader, and this reader without
+        other steps, can resume from them, and the other way round.
 
         Args:
             rows: Row indices, integers `[n]` in any order. Rows of this reader are counted from 0 over all units or
                 files. A row may be repeated. Excludes `steps`.
             steps: Indices of batches that are left out in each epoch, as `batch_at` of this reader counts them: a
-                range, a slice or integers in any order. A step may be repeated. At least one step must remain.
+                range, a slice or integers in any order. A step may be repeated. At least one step must remain. With
+                several ranks, each rank leaves out these steps of its own, so the ranks stay in step.
 
         Returns:
-            A reader of the remaining rows, with this reader's order, ranks, threads, limits and epochs. With `steps`, a
-            `fastpipe.typing.RemainingSteps`, which is an iterable with states. Both start at their beginning.
+            A reader of the remaining rows or batches, with this reader's order, ranks, threads, limits and epochs. It
+            starts at its beginning.
 
         Raises:
             TypeError: If `rows` isn't a list or an array of integers, if `steps` isn't an iterable of integers or a
                 slice, or if not exactly one of them is passed.
-            UnsupportedError: If this reader reads from servers or is a mixture and `rows` are passed, or if it has
-                several ranks and `steps` are passed.
+            UnsupportedError: If this reader reads from servers, is a mixture or leaves out steps, and `rows` are
+                passed.
             ValueError: If an index is out of range, if this reader draws a sample for each epoch and `rows` are passed,
                 or if no step would remain.
 

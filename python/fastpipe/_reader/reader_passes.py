@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastpipe._arrow import ArrowStreams
 from fastpipe._fastpipe import Order, Pass, PassMemory, ReaderTotals, SharedSlabs
 from fastpipe._progress import Counter
+from fastpipe._reader.left_out_steps import check_all_steps
 from fastpipe._reader.passes import Passes, Position, Started
 from fastpipe._reader.state import State, fresh, state
 
@@ -119,6 +120,12 @@ class ReaderPasses(Passes):
         return not ordering.seed_given and not self.loaded and ordering.shuffle != "sequential"
 
     def worker(self, workers: int, worker: int) -> Passes:
+        if workers > 1:
+            advice = (
+                f"the steps are those of the rank, and each of the {workers} workers counts its own. Set num_workers=0:"
+                " the reader has its own threads. Or skip the steps in the training loop"
+            )
+            check_all_steps(self._reader._ordering, "workers of a DataLoader can't read", advice)
         return ReaderPasses(self._reader._reordered(self._reader._ordering.worker(workers, worker)))
 
     def rebuilt(self) -> Passes:
@@ -208,6 +215,16 @@ class ReaderPasses(Passes):
     @property
     def steps(self) -> int:
         return self._reader._order.steps
+
+    @property
+    def without_steps(self) -> tuple[tuple[int, int], ...]:
+        return self._reader._ordering.without_steps
+
+    def step_in_order(self, index: int) -> int:
+        return self._reader._order.step_at(index)
+
+    def next_step(self, step: int) -> int:
+        return self._reader._order.next_step(step)
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
         started = self._stretch(epoch, start, stop, csr=False)

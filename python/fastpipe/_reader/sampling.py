@@ -265,7 +265,7 @@ def sample(
     count = within("rows", rows, 1, LARGEST_SAMPLE)
     number = within("part", part, 0, _LARGEST_PART)
     skipped = count * number
-    if reader._ordering.has_own_rows or not anew:
+    if reader._ordering.has_own_rows or reader._ordering.without_steps or not anew:
         check(reader, "sample")
     if seed is None and reader.world_size > 1:
         raise ValueError("set a seed: every rank must draw the same rows, and a random seed differs between ranks")

@@ -20,6 +20,7 @@ from fastpipe._expressions import Expr, abridged
 from fastpipe._fastpipe import RemoteDataset
 from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, Dataset
+from fastpipe._reader.left_out_steps import check_all_steps
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import UnsupportedError
@@ -40,7 +41,7 @@ def check(reader: Reader, method: str) -> None:
         method: Name of the method that selects, for the error.
 
     Raises:
-        UnsupportedError: If the reader is a mixture or reads from servers.
+        UnsupportedError: If the reader is a mixture, leaves out steps or reads from servers.
         ValueError: If the reader draws a sample for each epoch.
     """
     if reader._order.is_grouped:
@@ -54,6 +55,7 @@ def check(reader: Reader, method: str) -> None:
             f"{method}() cannot select rows of samples that are drawn for each epoch: call it first, or draw one sample"
             " with redraw=False"
         )
+    check_all_steps(reader._ordering, f"{method}() cannot select rows of a reader", "call it before without(steps=...)")
     if isinstance(reader._data.handle, RemoteDataset):
         reason = f"{method}() needs the data itself: call it on the server, and serve a reader of the selected rows"
         raise UnsupportedError(reason, reason=reason)

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fastpipe._reader.ordering import digest
 from fastpipe._reader.passes import Passes
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.leases._database import Connection
@@ -87,6 +88,9 @@ def job_of(passes: Passes, *, name: str, stretch: int | None, barrier: bool) -> 
     if identity["order"].get("shuffle") == "sequential":
         # The seed was drawn at random, and a sequential order doesn't depend on it.
         identity["order"].pop("seed", None)
+    if passes.without_steps:
+        # States don't depend on them, but the ledger numbers only the batches that remain.
+        identity["order"]["without_steps"] = digest(json.dumps(passes.without_steps).encode())
     window = int(identity["order"].get("shuffle_buffer") or 0) // passes.batch_size
     length = default_stretch(batches, window if identity["order"].get("shuffle") == "window" else 0)
     return Job(name, identity, batches, min(stretch or length, batches), passes.next_epoch, passes.epochs, barrier)

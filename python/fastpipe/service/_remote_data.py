@@ -22,7 +22,7 @@ from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
 from fastpipe.service._asking import NoAnswerError, Question
 from fastpipe.service._directory import Servers
-from fastpipe.service._wire import VERSION, identity, specs_digest
+from fastpipe.service._wire import VERSION, check_size, identity, specs_digest
 
 if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
@@ -213,6 +213,7 @@ class _Bringing:
     def start(self, feed: BatchFeed, order: str, progress: dict[str, Any] | None, csr: bool) -> None:
         """Starts receiving the batches of a pass."""
         servers, here, ordering = self._servers, self._fallback, Ordering.read(order)
+        check_size(ordering)
         if ordering.shuffle == "sequential":
             group = 1
         else:

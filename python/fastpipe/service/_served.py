@@ -22,7 +22,7 @@ from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.rebatch import Rebatcher
 from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import LimitError, StateError, UnsupportedError
-from fastpipe.service._wire import VERSION, Ticket, identity, specs_digest
+from fastpipe.service._wire import VERSION, Ticket, check_size, identity, specs_digest
 
 # Maximum number of cached orders. An order may take memory for each unit of the dataset.
 _MOST_ORDERS = 16
@@ -112,6 +112,7 @@ class Served:
             raise UnsupportedError("take() of rows in a sequence can't be served: take them in ascending order")
         if parts.ordering.is_mixture:
             raise UnsupportedError("a mixture can't be served: mix the readers in the program that uses the batches")
+        check_size(parts.ordering)
         self.name = name
         self._parts = parts
         self._data = parts.data

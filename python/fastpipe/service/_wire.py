@@ -22,7 +22,14 @@ from fastpipe._arrow.schema import encoded_features
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.state import LARGEST_EPOCH
-from fastpipe.errors import FastpipeError, MissingFileError, ServiceError, StateError, StorageError
+from fastpipe.errors import (
+    FastpipeError,
+    MissingFileError,
+    ServiceError,
+    StateError,
+    StorageError,
+    UnsupportedError,
+)
 
 VERSION = 3
 LARGEST_TICKET = 1 << 20
@@ -103,6 +110,20 @@ def _checksum(parts: list[bytes]) -> bytes:
         # The lengths are included: a byte that moves from one part to the next changes the checksum.
         checksum = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), checksum))
     return checksum.to_bytes(4, "little")
+
+
+def check_size(ordering: Ordering) -> None:
+    """Checks that an order fits into tickets.
+
+    Raises:
+        UnsupportedError: If it doesn't, because it leaves out too many ranges of steps.
+    """
+    if len(ordering.text()) > LARGEST_TICKET // 2:
+        raise UnsupportedError(
+            f"without(steps=...) leaves out {len(ordering.without_steps)} separate ranges of steps, which don't fit"
+            " into the requests that clients send to servers: leave out fewer ranges, or skip the steps in the training"
+            " loop"
+        )
 
 
 @dataclass(frozen=True, slots=True)

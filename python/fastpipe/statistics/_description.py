@@ -335,7 +335,7 @@ def _rows_once(reader: Reader, *, progress: bool) -> Iterator[dict[str, Any]]:
     """
     data, ordering, _, running, _ = ReaderPasses(reader).parts
     rows = max(ordering.batch_size, _LEAST_BATCH)
-    if ordering.world_size == 1 and not ordering.has_own_rows:
+    if ordering.world_size == 1 and not ordering.has_own_rows and not ordering.without_steps:
         chosen = Ordering.checked(batch_size=rows)
     else:
         chosen = replace(ordering, drop_last=False, on_uneven="allow")

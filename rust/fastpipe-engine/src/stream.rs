@@ -40,7 +40,7 @@ impl Stream {
     /// `memory`.
     pub fn start(source: Arc<dyn Source>, cursor: Cursor, options: Options, memory: Arc<Memory>) -> Result<Stream> {
         let order = cursor.order().clone();
-        let settings = *order.settings();
+        let settings = order.settings();
         let seeks = !cursor.is_at_start();
         if options.memory_limit.is_none() {
             check_order(&order, None, seeks)?;

@@ -17,7 +17,7 @@ use crate::walker::Walker;
 pub struct BatchPlan {
     /// The epoch.
     pub epoch: u64,
-    /// The rank's step within the epoch.
+    /// The rank's step within the epoch, without counting steps that are left out.
     pub step: u64,
     /// Number of rows.
     pub rows: u32,
@@ -131,7 +131,8 @@ pub struct Cursor {
     order: Arc<Order>,
     epoch: u64,
     shards: RankShards,
-    /// Steps of the shards: of this rank, and of the rank with the most steps.
+    /// Steps of the shards: of this rank, and of the rank with the most steps. Like the other fields, they include steps
+    /// that are left out.
     steps: (u64, u64),
     /// Finished steps of the shards.
     taken: u64,
@@ -156,12 +157,19 @@ impl Cursor {
 
     /// Returns the number of batches that this rank still gets in the epoch.
     pub fn left(&self) -> u64 {
-        self.steps.0.saturating_sub(self.taken)
+        self.number_at(self.steps.0).saturating_sub(self.number_at(self.taken))
     }
 
-    /// Whether the cursor is at the start of its epoch, so that no seek is needed.
+    /// Returns the number of remaining steps of the epoch before step `taken` of the shards.
+    fn number_at(&self, taken: u64) -> u64 {
+        self.order
+            .left_out_steps
+            .remaining_before(self.before.saturating_add(taken))
+    }
+
+    /// Whether no seek is needed: the cursor is at the start of its epoch, and no step is left out.
     pub fn is_at_start(&self) -> bool {
-        self.before + self.taken == 0
+        self.before + self.taken == 0 && self.order.left_out_steps.is_empty()
     }
 
     /// Whether the rank's batches cover the whole epoch from the first batch. [`Cursor::seek`] then finds the same
@@ -172,15 +180,16 @@ impl Cursor {
 
     /// Returns the number of batches of this rank since the resumed state or the start of the epoch.
     pub fn taken(&self) -> u64 {
-        self.taken
+        self.number_at(self.taken) - self.number_at(0)
     }
 
     /// Skips this many batches of this rank.
     pub fn pass_over(&mut self, steps: u64) {
-        self.taken = self.taken.saturating_add(steps);
+        let number = self.number_at(self.taken).saturating_add(steps);
+        self.taken = self.order.left_out_steps.step(number).saturating_sub(self.before);
     }
 
-    /// Moves to a step of an epoch, counted from the start of the epoch.
+    /// Moves to a step of an epoch, counted like [`BatchPlan::step`] from the start of the epoch.
     ///
     /// # Errors
     ///
@@ -189,11 +198,12 @@ impl Cursor {
         if !self.is_plain() {
             *self = self.order.epoch(self.epoch)?;
         }
-        self.taken = step;
+        self.taken = self.order.left_out_steps.step(step);
         Ok(())
     }
 
-    /// Returns the current state. After the last batch of all ranks, this is the start of the next epoch.
+    /// Returns the current state. After the last remaining step of all ranks, this is the start of the next epoch.
+    /// Otherwise it doesn't depend on the steps that are left out.
     ///
     /// # Errors
     ///
@@ -203,7 +213,8 @@ impl Cursor {
         if self.before + self.taken == 0 {
             return Ok(State::start(self.epoch, ranks));
         }
-        if self.taken >= self.steps.1 {
+        let step = self.before.saturating_add(self.taken);
+        if self.order.left_out_steps.next(step) >= self.before.saturating_add(self.steps.1) {
             return Ok(State::start(self.epoch + 1, ranks));
         }
         let (remaining, taken) = self.shards.at(self.taken)?;
@@ -261,6 +272,8 @@ impl Cursor {
         if self.left() == 0 {
             return Ok(None);
         }
+        // Go past steps that are left out.
+        self.pass_over(0);
         let Settings {
             rank,
             batch_size,
@@ -273,7 +286,7 @@ impl Cursor {
         let Some(batch) = own.or(self.order.batches.checked_sub(1)) else {
             return Ok(None);
         };
-        let step = self.before + self.taken;
+        let step = self.number_at(self.taken);
         let Planned {
             mut content,
             mut released,

@@ -53,6 +53,9 @@
 //! windows are assigned first (see `rank_shards.rs`). In block and buffer order, each rank has separate units instead,
 //! and the number of ranks can't change within an epoch.
 //!
+//! An order may leave out steps. Every rank then goes past the same steps without planning them, so all other batches
+//! keep their rows. [`State::step`] counts all steps; all other numbers of batches count the steps that remain.
+//!
 //! ## Batch plans
 //!
 //! A [`BatchPlan`] contains the positions of the rows, the units that are no longer needed, and the state after the
@@ -67,6 +70,7 @@ mod failure;
 mod fisher_yates;
 mod group_walker;
 mod grouping;
+mod left_out_steps;
 mod mixture;
 mod mixture_walker;
 mod order;
@@ -95,6 +99,7 @@ pub use failure::PlanError;
 pub use fastpipe_random::Key;
 pub use fisher_yates::FisherYates;
 pub use grouping::Grouping;
+pub use left_out_steps::LeftOutSteps;
 pub use mixture::{Mixture, MixtureError, Stop};
 pub use order::Order;
 pub use packing::{Packing, PackingError};

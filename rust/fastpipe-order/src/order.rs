@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::composed::Composed;
 use crate::failure::{Result, collected, copied, filled};
+use crate::left_out_steps::LeftOutSteps;
 use crate::packing::Packing;
 use crate::rank_shards::{RankShards, Remaining};
 use crate::sample::Sample;
@@ -22,6 +23,7 @@ pub struct Order {
     pub(crate) batches: u64,
     /// Set if ranks have separate units: steps per epoch of this rank, and of the rank with the most steps.
     pub(crate) own_steps: Option<(u64, u64)>,
+    pub(crate) left_out_steps: LeftOutSteps,
     fair: bool,
     /// Rows of an epoch that are in no batch of any rank.
     left_out: u64,
@@ -85,7 +87,8 @@ impl Order {
     ) -> Result<Order> {
         let ranks = settings.ranks.max(1) as usize;
         let mut order = Order {
-            settings,
+            left_out_steps: LeftOutSteps::new(&settings.without_steps)?,
+            settings: settings.clone(),
             units: units.clone(),
             batches: 0,
             own_steps: None,
@@ -241,11 +244,16 @@ impl Order {
 
     /// Returns the number of batches that this rank gets in an epoch.
     pub fn steps(&self) -> u64 {
-        self.steps_of(&self.whole(), 0).0
+        self.left_out_steps.remaining_before(self.steps_of(&self.whole(), 0).0)
+    }
+
+    /// Returns the steps that are left out of every epoch.
+    pub fn left_out_steps(&self) -> &LeftOutSteps {
+        &self.left_out_steps
     }
 
     /// Returns the remaining steps of shards that begin after `before` steps of the epoch: of this rank, and of the
-    /// rank with the most steps.
+    /// rank with the most steps. Steps that are left out count.
     pub(crate) fn steps_of(&self, shards: &RankShards, before: u64) -> (u64, u64) {
         if let Some((own, most)) = self.own_steps {
             return (own.saturating_sub(before), most.saturating_sub(before));
@@ -296,7 +304,7 @@ impl Order {
         }
         let settings = Settings {
             drop_last: false,
-            ..self.settings
+            ..self.settings.clone()
         };
         let (given, composed) = (self.given.clone(), self.composed.clone());
         let order = Order::made(&self.units, settings, given, composed)?;

@@ -26,9 +26,10 @@ impl Order {
 
     /// Returns the approximate maximum bytes for planning with a buffer of `shuffle_buffer` rows. It is the sum of
     /// [`memory`](Order::memory), lists of units, and one batch plan. Set `seeks` if the first batch isn't at the start
-    /// of an epoch.
+    /// of an epoch. Going past steps that are left out is a seek, too.
     pub fn planning_memory(&self, shuffle_buffer: u64, seeks: bool) -> u64 {
         let units = &*self.units;
+        let seeks = seeks || !self.left_out_steps().is_empty();
         let streamed = |grain| {
             let seek = if seeks {
                 shuffle_pool::seek_bytes(units, grain, shuffle_buffer)

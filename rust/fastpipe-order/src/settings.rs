@@ -57,7 +57,7 @@ pub enum Uneven {
 }
 
 /// Parameters of an order, besides the units.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// Kind of the order.
@@ -88,6 +88,10 @@ pub struct Settings {
     pub in_step: Option<u64>,
     /// Draws of the epoch to skip before a sample. They belong to other samples, so the samples have no row in common.
     pub skipped: u64,
+    /// Ranges `start..end` of steps of each rank that are left out of every epoch. In JSON they must ascend, and an empty
+    /// list is omitted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without_steps: Vec<(u64, u64)>,
 }
 
 impl Default for Settings {
@@ -105,6 +109,7 @@ impl Default for Settings {
             on_uneven: Uneven::Drop,
             in_step: None,
             skipped: 0,
+            without_steps: Vec::new(),
         }
     }
 }
@@ -114,6 +119,7 @@ const LARGEST_BUFFER: u64 = 1 << 32;
 const LARGEST_WORLD: u64 = 1 << 20;
 /// Far below the value at which adding the rows of a sample would overflow 64 bits.
 const MOST_SKIPPED: u64 = i64::MAX as u64;
+const LARGEST_STEP: u64 = 1 << 62;
 
 /// Maximum number of characters of an error message that quotes the input.
 const LONGEST_MESSAGE: usize = 300;
@@ -157,6 +163,12 @@ impl Settings {
             ));
         }
         within("skipped", settings.skipped, 0, MOST_SKIPPED)?;
+        let mut least = 0;
+        for &(start, end) in &settings.without_steps {
+            within("without_steps", start, least, LARGEST_STEP)?;
+            within("without_steps", end, start + 1, LARGEST_STEP)?;
+            least = end;
+        }
         Ok(settings)
     }
 
@@ -209,9 +221,14 @@ mod tests {
             ..Settings::default()
         };
         assert_eq!(settings.to_json(), TEXT);
-        assert_eq!(Settings::from_json(&format!(" {TEXT}\n")), Ok(settings));
+        assert_eq!(Settings::from_json(&format!(" {TEXT}\n")), Ok(settings.clone()));
         let in_step = Some(2);
-        let settings = Settings { in_step, ..settings };
+        let without_steps = vec![(0, 2), (2, 3), (9, 1 << 62)];
+        let settings = Settings {
+            in_step,
+            without_steps,
+            ..settings
+        };
         assert_eq!(Settings::from_json(&settings.to_json()), Ok(settings));
     }
 
@@ -315,6 +332,26 @@ mod tests {
                 "\"block\"",
                 "\"Unit\"",
                 "entry 'shard_by' of an order: unknown variant `Unit`",
+            ),
+            (
+                ":3}",
+                ":3,\"without_steps\":[[4,4]]}",
+                "entry 'without_steps' of an order must be between 5 and",
+            ),
+            (
+                ":3}",
+                ":3,\"without_steps\":[[0,4],[3,5]]}",
+                "must be between 4 and 4611686018427387904; got 3",
+            ),
+            (
+                ":3}",
+                ":3,\"without_steps\":[[0,4611686018427387905]]}",
+                "'without_steps' of an order must be between 1 and",
+            ),
+            (
+                ":3}",
+                ":3,\"without_steps\":[[0]]}",
+                "entry 'without_steps' of an order: invalid length 1",
             ),
             ("\"pad\"", "null", "entry 'on_uneven' of an order"),
             ("}", "}x", "trailing characters"),

@@ -69,7 +69,7 @@ prop_compose! {
         });
         Given {
             counts: members.iter().map(|member| member.0.clone()).collect(),
-            members: members.iter().map(|member| member.1).collect(),
+            members: members.iter().map(|member| member.1.clone()).collect(),
             shares, later, stop,
             settings: Settings { batch_size, drop_last, seed, ranks, on_uneven, ..Settings::default() },
         }
@@ -111,7 +111,7 @@ impl Given {
         self.counts
             .iter()
             .zip(&self.members)
-            .map(|(counts, settings)| order(counts, *settings))
+            .map(|(counts, settings)| order(counts, settings.clone()))
             .collect()
     }
 
@@ -123,7 +123,10 @@ impl Given {
     }
 
     fn order(&self, rank: u64) -> Arc<Order> {
-        let settings = Settings { rank, ..self.settings };
+        let settings = Settings {
+            rank,
+            ..self.settings.clone()
+        };
         mixed(&self.orders(), &self.counts, &self.phases(), self.stop, settings)
     }
 
@@ -168,7 +171,7 @@ impl Given {
             let rows = known.entry((member, pass)).or_insert_with(|| {
                 let settings = Settings {
                     drop_last: false,
-                    ..self.members[member]
+                    ..self.members[member].clone()
                 };
                 let whole = order(&self.counts[member], settings);
                 let plans = whole.epoch(epoch * passes(member) + pass).unwrap().map(Result::unwrap);
@@ -262,7 +265,7 @@ proptest! {
     #[test]
     fn mixtures_of_mixtures(first in given(), second in given(), shares in [1..5u64, 1..5u64], stop in 0..3u64) {
         prop_assume!(first.order(0).epoch_rows() > 0 && second.order(0).epoch_rows() > 0);
-        let alone = |given: &Given| Given { settings: Settings { ranks: 1, ..given.settings }, ..given.clone() };
+        let alone = |given: &Given| Given { settings: Settings { ranks: 1, ..given.settings.clone() }, ..given.clone() };
         let (first, second) = (alone(&first), alone(&second));
         let stop = [Stop::FirstExhausted, Stop::AllExhausted, Stop::Rows(300)][stop as usize];
         let orders = [first.order(0), second.order(0)];

@@ -159,7 +159,7 @@ proptest! {
 
     #[test]
     fn orders_are_what_they_say(counts in counts(), settings in settings(1..2), epoch in 0..3u64) {
-        let order = order(&counts, Settings { on_uneven: Uneven::Drop, ..settings });
+        let order = order(&counts, Settings { on_uneven: Uneven::Drop, ..settings.clone() });
         let expected = naive(&counts, &settings, epoch, || units_in_order(&counts, &settings, epoch));
         let size = settings.batch_size as usize;
         let chunks: Vec<_> = expected.chunks(size).filter(|c| !settings.drop_last || c.len() == size).collect();
@@ -205,7 +205,7 @@ proptest! {
 
     #[test]
     fn ranks_share_every_row(counts in counts(), settings in settings(1..6)) {
-        let orders: Vec<_> = (0..settings.ranks).map(|rank| order(&counts, Settings { rank, ..settings })).collect();
+        let orders: Vec<_> = (0..settings.ranks).map(|rank| order(&counts, Settings { rank, ..settings.clone() })).collect();
         prop_assume!(orders[0].is_fair());
         let plans: Vec<Vec<BatchPlan>> = orders.iter().map(|order| epoch_of(order, 1).collect()).collect();
         let mut seen = BTreeSet::new();
@@ -249,14 +249,14 @@ proptest! {
             in_step: Some(1),
             ..settings
         };
-        let whole = order(&counts, settings);
+        let whole = order(&counts, settings.clone());
         let uninterrupted: Vec<Vec<RowId>> = epoch_of(&whole, 0).map(|plan| rows(&plan)).collect();
         let mut seen: BTreeSet<Vec<RowId>> = BTreeSet::new();
         let mut state = State::default();
         for (i, (ranks, steps)) in worlds.iter().enumerate() {
             let last = i + 1 == worlds.len();
             let mut cursors: Vec<Cursor> = (0..*ranks)
-                .map(|rank| order(&counts, Settings { rank, ranks: *ranks, ..settings }).resume(&state).unwrap())
+                .map(|rank| order(&counts, Settings { rank, ranks: *ranks, ..settings.clone() }).resume(&state).unwrap())
                 .collect();
             let even = cursors.iter().map(Cursor::left).min().unwrap() as usize;
             for _ in 0..if last { usize::MAX } else { even.min(*steps) } {
@@ -275,6 +275,107 @@ proptest! {
         }
         prop_assert_eq!(seen, uninterrupted.into_iter().collect::<BTreeSet<_>>());
     }
+
+    /// Without some steps, an order has the other batches of the same epoch, and their states.
+    #[test]
+    fn other_steps_are_unchanged(counts in counts(), settings in settings(1..5), rank in 0..5u64, without in without_steps()) {
+        let of = |rank, without_steps| order(&counts, Settings { rank, without_steps, ..settings.clone() });
+        let (ranks, rank) = (settings.ranks, rank % settings.ranks);
+        let (whole, order) = (of(rank, Vec::new()), of(rank, without.clone()));
+        prop_assume!(whole.is_fair());
+        let most = (0..ranks).map(|rank| of(rank, Vec::new()).steps()).max().unwrap();
+        let all: Vec<_> = epoch_of(&whole, 2).collect();
+        let remaining: Vec<_> = all.iter().filter(|plan| remains(&without, plan.step)).collect();
+        let plans: Vec<_> = epoch_of(&order, 2).collect();
+        prop_assert_eq!((plans.len(), order.steps()), (remaining.len(), remaining.len() as u64));
+        let mut released: BTreeSet<u64> = BTreeSet::new();
+        for (i, (plan, same)) in plans.iter().zip(&remaining).enumerate() {
+            prop_assert_eq!((&plan.content, plan.rows, plan.valid), (&same.content, same.rows, same.valid));
+            prop_assert_eq!((plan.step, plan.window, plan.epoch), (i as u64, same.window, 2));
+            let last = (same.step + 1..most).all(|step| !remains(&without, step));
+            prop_assert_eq!(&plan.after, &if last { State::start(3, ranks) } else { same.after.clone() });
+            if ranks == 1 && matches!(settings.kind, Kind::Sequential | Kind::Window) {
+                released.extend(&plan.released);
+                prop_assert!(rows(plan).iter().all(|(unit, _)| !released.contains(unit)));
+            }
+            // Each of the two orders resumes from the other's states.
+            if same.after.epoch == 2 {
+                let mut rest = order.resume(&same.after).unwrap();
+                prop_assert_eq!(rest.left() as usize, plans.len() - i - 1);
+                if let Some(next) = plans.get(i + 1) {
+                    let found = rest.next().unwrap().unwrap();
+                    prop_assert_eq!((&found.content, found.step, &found.after), (&next.content, next.step, &next.after));
+                }
+            }
+            if plan.after.epoch == 2 {
+                let rest = whole.resume(&plan.after).unwrap().map(|found| found.unwrap().content);
+                let expected = all[same.step as usize + 1..].iter().map(|plan| plan.content.clone());
+                prop_assert_eq!(rest.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+            }
+        }
+        let mut cursor = order.epoch(2).unwrap();
+        for plan in plans.iter().rev().step_by(2) {
+            cursor.seek(plan.step).unwrap();
+            prop_assert_eq!((cursor.left(), cursor.taken()), (plans.len() as u64 - plan.step, plan.step));
+            prop_assert_eq!(&cursor.next().unwrap().unwrap().content, &plan.content);
+            let mut over = order.epoch(2).unwrap();
+            over.pass_over(plan.step);
+            prop_assert_eq!(&over.next().unwrap().unwrap().content, &plan.content);
+        }
+    }
+
+    /// Each rank leaves out its own steps of the epoch, also if the number of ranks changes within it.
+    #[test]
+    fn worlds_change_without_some_steps(
+        counts in counts(), settings in settings(1..2), worlds in proptest::collection::vec((1..7u64, 0..9u64), 1..5),
+        without in without_steps(), on_uneven in prop_oneof![Just(Uneven::Drop), Just(Uneven::Pad), Just(Uneven::Allow)],
+    ) {
+        prop_assume!(settings.shard_by != ShardBy::Unit);
+        let mut state = State::default();
+        for (ranks, steps) in worlds {
+            let mut next = None;
+            for rank in 0..ranks {
+                let of = |without_steps| {
+                    let in_step = None;
+                    let settings = Settings { rank, ranks, in_step, on_uneven, without_steps, ..settings.clone() };
+                    order(&counts, settings).resume(&state).unwrap()
+                };
+                let (mut whole, mut rest) = (of(Vec::new()), of(without.clone()));
+                let steps = steps.min(whole.left());
+                for _ in 0..steps {
+                    let plan = whole.next().unwrap().unwrap();
+                    if !remains(&without, plan.step) {
+                        continue;
+                    }
+                    let found = rest.next().unwrap().unwrap();
+                    prop_assert_eq!((&found.content, found.valid), (&plan.content, plan.valid));
+                    if found.after.epoch == 0 {
+                        prop_assert_eq!(&found.after, &plan.after);
+                    } else {
+                        prop_assert_eq!(rest.left(), 0);
+                    }
+                }
+                let left = whole.by_ref().filter(|plan| remains(&without, plan.as_ref().unwrap().step)).count();
+                prop_assert_eq!(rest.left(), left as u64);
+                let mut at = of(Vec::new());
+                at.pass_over(steps);
+                next = at.state().ok().filter(|state| state.epoch == 0);
+            }
+            let Some(following) = next else { break };
+            state = following;
+        }
+    }
+}
+
+/// Ranges of steps, which may overlap and be empty.
+fn without_steps() -> impl Strategy<Value = Vec<(u64, u64)>> {
+    let range = prop_oneof![6 => (0..40u64, 0..6u64), 1 => (0..40u64, Just(1 << 61)), 1 => (0..3u64, 1..30u64)];
+    let range = range.prop_map(|(start, length)| (start, start + length));
+    proptest::collection::vec(range, 0..6)
+}
+
+fn remains(without: &[(u64, u64)], step: u64) -> bool {
+    !without.iter().any(|&(start, end)| (start..end).contains(&step))
 }
 
 #[test]
@@ -289,12 +390,12 @@ fn ranks_with_separate_units_keep_their_number() {
         in_step: Some(2),
         ..Settings::default()
     };
-    let two = order(&[4; 8], settings);
+    let two = order(&[4; 8], settings.clone());
     let state = epoch_of(&two, 0).next().unwrap().after;
     let of_three = Settings {
         ranks: 3,
         in_step: Some(3),
-        ..settings
+        ..settings.clone()
     };
     let three = order(&[4; 8], of_three);
     assert_eq!(three.resume(&state).err(), Some(StateError::Ranks { saved: 2, now: 3 }));
@@ -310,7 +411,7 @@ fn states_of_other_data_are_refused() {
         seed: 1,
         ..Settings::default()
     };
-    let long = order(&[100; 8], settings);
+    let long = order(&[100; 8], settings.clone());
     let state = epoch_of(&long, 0).nth(300).unwrap().after;
     assert_eq!(
         order(&[4; 8], settings).resume(&state).err(),

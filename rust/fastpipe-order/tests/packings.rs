@@ -119,8 +119,8 @@ proptest! {
         let Given { counts, lengths, capacity, split, window, settings } = given;
         let packing = packing(&counts, &lengths, Grouping::Pack { capacity, split }, window);
         let of_section = all_groups(&packing);
-        let order = Arc::new(Order::of_packing(&packing, settings).unwrap());
-        let plain = Arc::new(Order::new(packing.sections(), settings).unwrap());
+        let order = Arc::new(Order::of_packing(&packing, settings.clone()).unwrap());
+        let plain = Arc::new(Order::new(packing.sections(), settings.clone()).unwrap());
         prop_assert_eq!((order.steps(), order.epoch_rows()), (plain.steps(), plain.epoch_rows()));
         let plans: Vec<BatchPlan> = order.epoch(epoch).unwrap().map(Result::unwrap).collect();
         let expected: Vec<BatchPlan> = plain.epoch(epoch).unwrap().map(Result::unwrap).collect();
@@ -173,19 +173,19 @@ proptest! {
             packing(&given.counts, &given.lengths, Grouping::Pack { capacity: given.capacity, split: given.split }, given.window)
         });
         prop_assume!(each.iter().all(|packing| packing.sections().total() > 0));
-        let alone = |settings: Settings| Settings { ranks: 1, rank: 0, ..settings };
-        let settings = [alone(given.settings), alone(other.settings)];
+        let alone = |settings: &Settings| Settings { ranks: 1, rank: 0, ..settings.clone() };
+        let settings = [alone(&given.settings), alone(&other.settings)];
         let mix = |orders: [Order; 2], units: &Arc<Units>| {
             let stop = if all { Stop::AllExhausted } else { Stop::FirstExhausted };
             let mixture = Mixture::new(&orders.map(Arc::new), &[(0, vec![2, 1])], stop, &mut || false).unwrap();
-            let settings = Settings { on_uneven: Uneven::Drop, ..given.settings };
+            let settings = Settings { on_uneven: Uneven::Drop, ..given.settings.clone() };
             Arc::new(Order::of_mixture(units, settings, Arc::new(mixture)).unwrap())
         };
-        let of_packings = [0, 1].map(|at| Order::of_packing(&each[at], settings[at]).unwrap());
+        let of_packings = [0, 1].map(|at| Order::of_packing(&each[at], settings[at].clone()).unwrap());
         let joined = units(&[&given.counts[..], &other.counts].concat());
         let order = mix(of_packings, &joined);
         let sections = each.each_ref().map(|packing| packing.sections().clone());
-        let plain = [0, 1].map(|at| Order::new(&sections[at], settings[at]).unwrap());
+        let plain = [0, 1].map(|at| Order::new(&sections[at], settings[at].clone()).unwrap());
         let counts: Vec<u32> = sections.iter().flat_map(|units| (0..units.len()).map(|unit| units.rows(unit))).collect();
         let plain = mix(plain, &units(&counts));
         let of_section = each.each_ref().map(all_groups);

@@ -121,7 +121,7 @@ fn planned(result: Option<Result<fastpipe_order::BatchPlan, PlanError>>, total: 
 pub(crate) fn run(input: &Input) -> Option<u64> {
     let settings = settings(input);
     let units = Arc::new(Units::new(input.0.iter().copied()).ok()?);
-    let order = Arc::new(Order::new(&units, settings).expect("a list of ranks should fit into memory"));
+    let order = Arc::new(Order::new(&units, settings.clone()).expect("a list of ranks should fit into memory"));
     let steps = order.steps();
     let state = state(input);
     let memory = order.planning_memory(settings.shuffle_buffer, true);

@@ -61,6 +61,7 @@ impl Order {
             })
             .map_err(unplanned)
             .py(py)?;
+        let settings = order.settings();
         if !order.is_fair() && settings.on_uneven != Uneven::Allow {
             return Err(PyValueError::new_err(format!(
                 "some of the {} ranks would have no batches, since there are only {} units: \
@@ -119,6 +120,16 @@ impl Order {
     #[getter]
     fn steps(&self) -> u64 {
         self.order.steps()
+    }
+
+    /// Returns the step, among all steps of an epoch, of the batch with this index among the batches of this rank.
+    fn step_at(&self, index: u64) -> u64 {
+        self.order.left_out_steps().step(index)
+    }
+
+    /// Returns the first step at or after `step`, among all steps of an epoch, that isn't left out.
+    fn next_step(&self, step: u64) -> u64 {
+        self.order.left_out_steps().next(step)
     }
 
     /// Starts a pass at the start of an epoch or at a state (`progress`). The pass ends before the epoch `end_epoch`.
