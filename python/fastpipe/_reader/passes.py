@@ -7,7 +7,6 @@ Every producer of batches, such as a reader, a mixture, a served reader or a map
 from __future__ import annotations
 
 import logging
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,6 +24,21 @@ if TYPE_CHECKING:
     from fastpipe.specs import Features
 
 _LOG = logging.getLogger("fastpipe")
+
+
+class BatchPlace(NamedTuple):
+    """Which batch of an epoch a batch is.
+
+    Attributes:
+        epoch: Its epoch.
+        step: Its step among all steps of the rank in the epoch, including steps that are left out.
+        batch: Its index among the batches of all ranks in the epoch. It doesn't depend on the number of ranks, unless
+            each rank has its own units.
+    """
+
+    epoch: int
+    step: int
+    batch: int
 
 
 class Position(Protocol):
@@ -45,10 +59,14 @@ class Position(Protocol):
     def ended(self) -> bool:
         """Whether `next` has reported the end of the pass."""
 
+    @property
+    def last_batch(self) -> tuple[int, int, int] | None:
+        """The `BatchPlace` of the last batch that `next` returned. None before the first batch."""
+
     def progress(self) -> State:
         """Returns what is left of the epoch, in the form that `Passes.state_at` accepts.
 
-        Its entries `epoch` and `step` are those of the next batch.
+        Its entries `epoch` and `step` describe the next batch.
         """
 
     def close(self) -> None:
@@ -323,13 +341,9 @@ class Passes(ABC):
         """Whether the order depends on a random seed, so that another process would have another order."""
         return False
 
-    def step_in_order(self, step: int) -> int:
-        """Returns the step of a batch among all steps of the epoch, some of which may be left out.
-
-        Args:
-            step: Index of the batch, as for `batch_at`.
-        """
-        return operator.index(step)
+    @abstractmethod
+    def place_of(self, epoch: int, step: int) -> BatchPlace:
+        """Returns the place of a batch, whose step is counted as for `batch_at`."""
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
         """Starts a pass over the batches `start` to `stop - 1` of an epoch. The active pass doesn't change.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastpipe._arrow import ArrowStreams
 from fastpipe._fastpipe import Order, Pass, PassMemory, ReaderTotals, SharedSlabs
 from fastpipe._progress import Counter
-from fastpipe._reader.passes import Passes, Position, Started
+from fastpipe._reader.passes import BatchPlace, Passes, Position, Started
 from fastpipe._reader.state import State, fresh, state
 
 if TYPE_CHECKING:
@@ -177,6 +177,9 @@ class ReaderPasses(Passes):
 
     def batch_at(self, step: int, epoch: int | None = None) -> dict[str, Any]:
         return self._reader.batch_at(step, epoch)
+
+    def place_of(self, epoch: int, step: int) -> BatchPlace:
+        return BatchPlace(epoch, step, self._reader._order.index(step))
 
     def close(self) -> None:
         self._reader.close()

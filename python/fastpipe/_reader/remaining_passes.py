@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 from fastpipe._arguments import integer, shown
 from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._reader.passes import Passes, Position, Started
+from fastpipe._reader.passes import BatchPlace, Passes, Position, Started
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.state import State
 from fastpipe.errors import PassClosedError, StateError, UnsupportedError
@@ -103,13 +103,13 @@ class _Mark(NamedTuple):
     Attributes:
         drawn: Number of incoming batches that were returned or dropped.
         delivered: Number of batches that were returned.
-        last: Epoch and step of the last batch that was returned.
+        last: Place of the last batch that was returned.
         progress: What is left of the epoch.
     """
 
     drawn: int
     delivered: int
-    last: tuple[int, int] | None
+    last: BatchPlace | None
     progress: State
 
 
@@ -135,15 +135,14 @@ class RemainingPosition:
     def epoch(self) -> int:
         if self.ended:
             return self.incoming.epoch
-        return self._first_epoch if self.mark.last is None else self.mark.last[0]
+        return self._first_epoch if self.mark.last is None else self.mark.last.epoch
 
     @property
     def delivered(self) -> int:
         return self.mark.delivered
 
     @property
-    def last_step(self) -> tuple[int, int] | None:
-        """Epoch of the last batch, and its step among all steps of the epoch."""
+    def last_batch(self) -> BatchPlace | None:
         return self.mark.last
 
     def progress(self) -> State:
@@ -159,13 +158,11 @@ class RemainingBatches(Iterator[dict[str, Any]]):
     Args:
         started: The incoming pass.
         left_out: Steps whose batches are dropped.
-        epoch: Epoch of the first batch.
-        step: Step of the first batch.
     """
 
-    def __init__(self, started: Started, left_out: LeftOut, epoch: int, step: int) -> None:
+    def __init__(self, started: Started, left_out: LeftOut) -> None:
         self._batches, self.position = started.batches, RemainingPosition(started.position)
-        self._left_out, self._epoch, self._step = left_out, epoch, step
+        self._left_out = left_out
         self._process = os.getpid()
         # Has the batch that `next` has drawn and not yet returned or dropped.
         self._held: deque[dict[str, Any]] = deque()
@@ -203,9 +200,9 @@ class RemainingBatches(Iterator[dict[str, Any]]):
                     position.mark = mark._replace(progress=incoming.progress())
                     position.ended = True
                     raise StopIteration
-            epochs, step = divmod(self._step + mark.drawn, left_out.total)
-            progress, kept = incoming.progress(), step not in left_out
-            last = (self._epoch + epochs, step) if kept else mark.last
+            place, progress = incoming.last_batch, incoming.progress()
+            kept = place is not None and place[1] not in left_out
+            last = BatchPlace(*place) if place is not None and kept else mark.last
             batch, mark = held[0], _Mark(mark.drawn + 1, mark.delivered + kept, last, progress)
             # A signal handler runs either before the mark is set or after the batch is removed.
             position.mark = mark
@@ -368,8 +365,7 @@ class RemainingPasses(Passes):
 
     def start(self, memory: PassMemory | None = None) -> Started:
         started = self.incoming.start(memory)
-        progress = started.position.progress()
-        batches = RemainingBatches(started, self.left_out, progress["epoch"], progress["step"])
+        batches = RemainingBatches(started, self.left_out)
         self._position = batches.position
         return Started(batches, batches.position, started.close)
 
@@ -379,18 +375,22 @@ class RemainingPasses(Passes):
         self.step_in_order(stop - 1)
         first, last = self.left_out.original(start), self.left_out.original(stop - 1)
         started = self.incoming.batches(epoch, first, last + 1)
-        batches = RemainingBatches(started, self.left_out, epoch, first)
+        batches = RemainingBatches(started, self.left_out)
         return Started(batches, batches.position, started.close)
 
     def batch_at(self, step: int, epoch: int | None = None) -> dict[str, Any]:
         return self.incoming.batch_at(self.step_in_order(step), epoch)
 
     def step_in_order(self, step: int) -> int:
+        """Returns the step of the reader of a batch that remains."""
         at, steps = integer("step", step), self.steps
         if not 0 <= at < steps:
             last = f", counted from 0 to {steps - 1}" if steps else ""
             raise IndexError(f"batch {at} does not exist: {steps} batches of an epoch remain{last}")
         return self.left_out.original(at)
+
+    def place_of(self, epoch: int, step: int) -> BatchPlace:
+        return self.incoming.place_of(epoch, self.step_in_order(step))
 
     def rows_of(self, epoch: int, step: int) -> int:
         return self.incoming.rows_of(epoch, self.step_in_order(step))
@@ -402,7 +402,7 @@ class RemainingPasses(Passes):
         """Returns batches as Arrow record batches.
 
         Args:
-            start: Function that starts their pass. It isn't called if there is no schema.
+            start: Function that starts their pass. It isn't called if the features have no schema.
         """
         pyarrow, features, schema = require_pyarrow(), self.features, self.arrow_schema()
         # A generator would hold a batch while the next one is made.

@@ -217,6 +217,27 @@ impl Order {
         self.steps_of(&self.whole(), 0).0
     }
 
+    /// Returns the index of this rank's batch at a step of an epoch among the batches of all ranks. A step without a
+    /// batch, which repeats the last batch, has that batch's index.
+    pub fn index(&self, step: u64) -> u64 {
+        let rank = if self.own_steps.is_some() {
+            0
+        } else {
+            self.settings.rank
+        };
+        let batch = self.whole().batch(rank, step);
+        self.among_all(batch.unwrap_or(self.batches.saturating_sub(1)))
+    }
+
+    /// Returns the index of a batch of this rank's units among the batches of all ranks.
+    pub(crate) fn among_all(&self, batch: u64) -> u64 {
+        let Settings { rank, ranks, .. } = self.settings;
+        match self.own_steps {
+            Some(_) => batch.saturating_mul(ranks).saturating_add(rank),
+            None => batch,
+        }
+    }
+
     /// Returns the remaining steps of shards that begin after `before` steps of the epoch: of this rank, and of the
     /// rank with the most steps.
     pub(crate) fn steps_of(&self, shards: &RankShards, before: u64) -> (u64, u64) {

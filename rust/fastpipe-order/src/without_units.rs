@@ -131,6 +131,7 @@ impl RemainingWalker {
         Ok(Some(BatchPlan {
             epoch: self.pieces.cursor.current_epoch(),
             step: self.step - 1,
+            batch: self.step - 1,
             rows,
             valid: rows,
             content: self.pieces.content(&batch)?,

@@ -207,6 +207,12 @@ impl Order {
         })
     }
 
+    /// Returns the index of a batch of this rank among the batches of all ranks in an epoch.
+    fn index(&self, step: u64) -> PyResult<u64> {
+        self.check_step(step)?;
+        Ok(self.order.index(step))
+    }
+
     /// Returns two arrays with the unit of each row of a batch and its record in the unit.
     #[allow(clippy::type_complexity)] // Two arrays.
     fn rows<'py>(
