@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fastpipe
+from every_source import Slices
 from fastpipe.typing import Mapped
 from mapping import ROWS, SIZE, SPECS, expected, ids, reader_of, values, with_y
 from samples import through_json
@@ -138,6 +139,9 @@ def test_results_of_any_kind_and_length() -> None:
     wanted = [[i for i in ids(batch) if i % 3 == 0] for batch in reader_of()]
     assert list(mapped) == wanted
     assert list(reader_of().map(lambda batch: None, num_threads=2)) == [None] * 9
+    for threads in (0, 2):
+        nothing = reader_of().map(lambda batch: None, num_threads=threads)
+        assert list(nothing.map(lambda batch: batch is None)) == [True] * 9
     empty = fastpipe.from_arrays({"x": np.arange(0)}, batch_size=SIZE)
     assert list(empty.map(with_y, num_threads=2)) == []
 
@@ -433,10 +437,10 @@ def _epoch(reader: fastpipe.Reader, epoch: int) -> fastpipe.Reader:
     return reader
 
 
-def test_random_numbers_depend_on_seed_epoch_rank_and_step() -> None:
+def test_random_numbers_depend_on_seed_epoch_and_batch() -> None:
     wanted = list(reader_of().map(noisy, seed=5))
     assert len({tuple(numbers) for _, numbers in wanted}) == 9
-    # The scheme never changes: key (seed, depth), counter (0, step, rank, epoch).
+    # The scheme never changes: key (seed, depth), counter (0, batch, 0, epoch).
     key, counter = np.array([5, 0], np.uint64), np.array([0, 3, 0, 0], np.uint64)
     fourth = np.random.Generator(np.random.Philox(key=key, counter=counter)).integers(2**60, size=2)
     assert wanted[3][1] == fourth.tolist() == [943004651046534081, 728136690385773638]
@@ -457,10 +461,76 @@ def test_random_numbers_depend_on_seed_epoch_rank_and_step() -> None:
         started = mapped._passes.batches(0, 2, 7)
         assert list(started.batches) == wanted[2:7]
     assert next(iter(reader_of().map(noisy, seed=6)))[1] != wanted[0][1]
-    ranks = [reader_of(rank=rank, world_size=2).map(noisy, seed=5) for rank in range(2)]
-    assert len({tuple(numbers) for rank in ranks for _, numbers in rank}) == 8
     two = reader_of(epochs=2).map(noisy, seed=5, num_threads=2)
     assert list(two)[:9] == wanted
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("order", ORDERS)
+def test_random_numbers_do_not_depend_on_the_number_of_ranks(order: dict[str, Any], threads: int) -> None:
+    def mapped(**options: Any) -> Mapped:
+        return reader_of(**order | options).map(noisy, seed=5, num_threads=threads)
+
+    first, second = list(mapped()), list(mapped(epochs=2))[9:]
+    for ranks in range(1, 5):
+        for uneven in ("drop", "pad", "allow"):
+            shards = [mapped(rank=rank, world_size=ranks, on_uneven=uneven) for rank in range(ranks)]
+            numbers = [[numbers for _, numbers in shard] for shard in shards]
+            dealt = [each for step in itertools.zip_longest(*numbers) for each in step if each is not None]
+            wanted = {tuple(numbers) for _, numbers in first[: 9 // ranks * ranks if uneven == "drop" else 9]}
+            # The ranks without a last batch repeat it with "pad".
+            assert {tuple(each) for each in dealt} == wanted
+            assert len(dealt) == len(wanted) or uneven == "pad"
+            for shard, own in zip(shards, numbers, strict=True):
+                assert [shard.batch_at(step, 0)[1] for step in range(len(own))] == own
+        # The number of ranks changes in the middle of the epoch.
+        for step in range(1, 9):
+            before = mapped(on_uneven="allow")
+            batches = iter(before)
+            found = [next(batches) for _ in range(step)]
+            for rank in range(ranks):
+                after = mapped(rank=rank, world_size=ranks, on_uneven="allow")
+                after.load_state_dict(through_json(before.state_dict()))
+                found += after
+            assert sorted(found) == sorted(first)
+    # A rank with fewer batches continues with the next epoch.
+    for rank in range(2):
+        both = list(mapped(rank=rank, world_size=2, on_uneven="allow", epochs=2))
+        assert [each for each in both if each in first] == both[: 5 - rank]
+        assert [each for each in both if each in second] == both[5 - rank :]
+
+
+def test_ranks_with_their_own_units_draw_different_random_numbers() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+
+    def of(rank: int) -> Mapped:
+        schema = pyarrow.schema([pyarrow.field("x", "int64", nullable=False)])
+        units = Slices(pyarrow.table({"x": range(54)}, schema), 9, schema)
+        options: dict[str, Any] = {"shuffle": "block", "seed": 3, "shard_by": "block", "rank": rank, "world_size": 2}
+        return fastpipe.read_units(units, batch_size=4, **options).map(noisy, seed=5)
+
+    ranks = [list(of(rank)) for rank in range(2)]
+    assert all(ranks)
+    assert len({tuple(numbers) for rank in ranks for _, numbers in rank}) == sum(map(len, ranks))
+    for rank in range(2):
+        assert [of(rank).batch_at(step) for step in range(len(ranks[rank]))] == ranks[rank]
+
+
+def test_notes_name_the_epoch_of_a_rank_with_fewer_batches() -> None:
+    def fails(batch: dict[str, Any]) -> None:
+        raise KeyError
+
+    options: dict[str, Any] = {"rank": 1, "world_size": 2, "on_uneven": "allow", "epochs": 2}
+    mapped = reader_of(**options).map(fails)
+    with pytest.raises(KeyError) as caught:
+        mapped.batch_at(0, 1)
+    note = "The function of map() raised this error for the batch of epoch 1, step 0, rank 1."
+    assert caught.value.__notes__ == [note]
+    calls = itertools.count()
+    mapped = reader_of(**options).map(lambda batch: fails(batch) if next(calls) == 4 else batch)
+    with pytest.raises(KeyError) as caught:
+        list(mapped)
+    assert caught.value.__notes__ == [note]
 
 
 def test_a_map_of_a_map() -> None:

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,12 @@ import samples
 from every_source import ROWS, Make, digests, make
 from fastpipe import mix
 from fastpipe._reader.mixing import shares_of
-from test_pipelines import PIPELINES, STEPS, Model, size, values_of
+from pipelines import STOPS, Model, cut, expected, located, rows_of, size, values_of
 
 pytest.importorskip("pyarrow")
 
 __all__ = ["make"]
 
-STOPS: list[Any] = ["first_exhausted", "all_exhausted", 700]
 ORDERS: list[dict[str, Any]] = [
     {},
     {"shuffle": True, "shuffle_buffer": 50, "seed": 5},
@@ -35,70 +33,9 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
-def assigned(shares: Sequence[int]) -> Iterator[int]:
-    """Yields the reader of each row, by the definition of the chairman assignment."""
-    period, counts = sum(shares), [0] * len(shares)
-    members = [member for member, share in enumerate(shares) if share]
-    least = Fraction(1, max(2 * len(members) - 2, 1))
-    for row in itertools.count(1):
-        due = {member: Fraction(shares[member] * row, period) - counts[member] for member in members}
-        ready = [member for member in members if due[member] >= least or len(members) == 1]
-        last = 1 if len(members) == 1 else 1 - least
-        chosen = min(ready, key=lambda member: ((last - due[member]) / shares[member], member))
-        counts[chosen] += 1
-        yield chosen
-
-
-def expected(rows: Mapping[int, Sequence[Sequence[int]]], shares: Sequence[int], stop: Any) -> list[tuple[int, int]]:
-    """Returns the reader of each row of an epoch, and the row.
-
-    Args:
-        rows: For each reader, its rows in successive epochs.
-        shares: Share of each reader.
-        stop: When the epoch ends.
-    """
-    found: list[tuple[int, int]] = []
-    counts = [0] * len(shares)
-    for member in assigned(shares):
-        all_seen = all(counts[m] >= len(rows[m][0]) for m, share in enumerate(shares) if share)
-        if (stop == "all_exhausted" and all_seen) or len(found) == stop:
-            break
-        own = rows[member]
-        if stop == "first_exhausted" and counts[member] == len(own[0]):
-            break
-        epoch, at = divmod(counts[member], len(own[0]))
-        found.append((member, own[epoch][at]))
-        counts[member] += 1
-    return found
-
-
-def cut(items: Sequence[Any], length: int) -> list[Sequence[Any]]:
-    """Returns successive parts of equal lengths; the last one may be shorter."""
-    return [items[start : start + length] for start in range(0, len(items), length)]
-
-
 @pytest.fixture(scope="module")
 def model(make: Make) -> Model:
     return Model(make)
-
-
-def located(model: Model, mixed: fastpipe.Reader, epoch: int = 0) -> list[list[tuple[int, int]]]:
-    """Returns the reader and the row of each row of each batch."""
-
-    def of(step: int, row: int) -> tuple[int, int]:
-        where = mixed.locate(step, row, epoch)
-        assert isinstance(where, fastpipe.typing.MixtureLocation)
-        return int(where.reader), model.index[where.location]
-
-    counts = [size(mixed.batch_at(step, epoch)) for step in range(mixed._order.steps)]
-    return [[of(step, row) for row in range(count)] for step, count in enumerate(counts)]
-
-
-def rows_of(model: Model, reader: fastpipe.Reader, epochs: range) -> list[list[int]]:
-    """Returns the rows of a reader in each epoch."""
-    sizes = [size(reader.batch_at(step)) for step in range(len(reader))]
-    places = [(step, row) for step, count in enumerate(sizes) for row in range(count)]
-    return [[model.index[reader.locate(step, row, epoch)] for step, row in places] for epoch in epochs]
 
 
 @pytest.mark.parametrize("stop", STOPS)
@@ -154,43 +91,6 @@ def test_states_resume_with_any_number_of_ranks(make: Make) -> None:
             again.load_state_dict(state)
             found.append(digests(again))
         assert [batch for each in itertools.zip_longest(*found) for batch in each if batch is not None] == whole[step:]
-
-
-@pytest.mark.parametrize("number", range(max(1, PIPELINES // 10)))
-def test_selections_are_mixed(make: Make, model: Model, number: int) -> None:
-    """Readers with random filters, splits and partitions, in random orders."""
-
-    def mixed(ranks: int, rank: int) -> tuple[fastpipe.Reader, list[fastpipe.Reader], list[int]]:
-        draw = np.random.default_rng(number)
-        readers: list[fastpipe.Reader] = []
-        while len(readers) < 3:
-            options = ORDERS[draw.integers(len(ORDERS))]
-            reader, rows = make(**{"batch_size": int(draw.integers(1, 40)), "seed": 3} | options), list(range(ROWS))
-            for _ in range(draw.integers(3)):
-                reader, rows = STEPS[draw.integers(len(STEPS))](model, draw)(reader, rows)
-            readers += [reader] if rows else []
-        shares, stop = draw.integers(1, 9, 3).tolist(), STOPS[draw.integers(len(STOPS))]
-        whole = mix(readers, shares, batch_size=25, stop=stop, rank=rank, world_size=ranks, on_uneven="allow")
-        return whole, readers, [*shares, stop]
-
-    whole, readers, (*shares, stop) = mixed(1, 0)
-    counts = whole._data.rows().values()
-    passes = [math.ceil(count / reader.num_rows) for count, reader in zip(counts, readers, strict=True)]
-    rows = {at: rows_of(model, reader, range(max(1, passes[at]))) for at, reader in enumerate(readers)}
-    naive = cut(expected(rows, shares, stop), 25)
-    assert located(model, whole) == naive
-    batches = digests(whole)
-    step = number % (len(batches) + 1)
-    whole.set_epoch(0)
-    for _, _batch in zip(range(step), whole, strict=False):
-        pass
-    state = whole.state_dict()
-    resumed = []
-    for rank in range(2):
-        again = mixed(2, rank)[0]
-        again.load_state_dict(state)
-        resumed.append(digests(again) if step < len(batches) else [])
-    assert [batch for each in itertools.zip_longest(*resumed) for batch in each if batch is not None] == batches[step:]
 
 
 def numbers(*counts: int, **options: Any) -> list[fastpipe.Reader]:

@@ -351,7 +351,9 @@ def test_rows_are_taken_by_index() -> None:
         ([20_000], ValueError, "row 20000 does not exist in 20000 rows"),
         ([-1], ValueError, "row -1 does not exist"),
         ([2**64 - 1], ValueError, "row 18446744073709551615 does not exist"),
-        ([], (TypeError, ValueError), "rows must be"),
+        ([], ValueError, "rows is empty: pass at least one row index"),
+        (np.zeros(0), ValueError, "rows is empty"),
+        ([[]], TypeError, "rows must be integers"),
         ([[1]], ValueError, "must be a list"),
         ([1.0], TypeError, "rows must be integers"),
         ([True], TypeError, "rows must be integers"),
@@ -527,8 +529,19 @@ def test_rows_are_drawn_by_weight(replace: bool) -> None:
         of_arrays().sample(1, weights=[1.0])
     with pytest.raises(ValueError, match="pass only one of stratify, weights"):
         of_arrays().sample(1, weights=weights, stratify=weights)
-    with pytest.raises(fastpipe.errors.SchemaError, match="weights must be the name of a feature or an array; got 'w'"):
-        of_arrays().sample(1, weights="w")
+
+
+@pytest.mark.parametrize("how", ["weights", "balance", "stratify"])
+def test_errors_name_the_argument(how: str) -> None:
+    rows = fastpipe.from_arrays({"i": np.arange(9), "pair": np.zeros((9, 2))}, batch_size=3)
+    known = rf"{how} must be .*an expression such as fastpipe.col\('i'\) > 3; got 'w'. The features are 'i', 'pair'"
+    for wrong, match in (
+        ("w", known),
+        (col("j") > 3, f"^{how}= names 'j', which isn't a feature of the reader; did you mean 'i'|^{how}= names 'j'"),
+        (col("pair") > 3, f"^{how}= names 'pair', which has several values per row .*: use features with one value"),
+    ):
+        with pytest.raises(fastpipe.errors.SchemaError, match=match):
+            rows.sample(1, **{how: wrong})
 
 
 @pytest.mark.parametrize("replace", [False, True])

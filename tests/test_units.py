@@ -69,6 +69,27 @@ def test_errors_of_read_are_raised_at_their_batch(kind: type[BaseException], thr
         assert len(frames) < 10, "the traceback must not grow with each raise"
 
 
+def test_ctrl_c_during_the_start_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may interrupt the reader before or after a thread has started."""
+    start, calls = threading.Thread.start, itertools.count()
+
+    def interrupted(thread: threading.Thread) -> None:
+        number = next(calls)
+        if number % 2:
+            start(thread)
+        if number % 3 == 0:
+            raise KeyboardInterrupt
+
+    reader = fastpipe.read_units(Numbers([3] * 8), batch_size=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        for _ in range(5):
+            with pytest.raises(KeyboardInterrupt):
+                iter(reader)
+    assert flat(reader) == list(range(24))
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "fastpipe-read"])
+
+
 @order
 def test_errors_of_read_are_raised_in_every_order(order: dict[str, Any]) -> None:
     reader = fastpipe.read_units(Numbers([3] * 8, failing(Broken())), batch_size=5, **order)

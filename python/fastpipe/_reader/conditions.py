@@ -2,8 +2,8 @@
 
 pyarrow's compute functions evaluate an expression. Its types are checked before, so that errors name the feature. Arrow
 rounds an integer before it compares it with a float, and fails if a constant doesn't fit the type of a column. So a
-comparison of integers or times with a constant becomes one with an integer of the column's type that has the same
-result, or a constant result.
+comparison of integers or times with a constant is replaced by a comparison with an integer of the column's type that
+has the same result, or by a constant result.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Evaluated:
     Args:
         expression: The expression.
         features: The features of the rows.
+        what: Name of the expression, for errors.
 
     Raises:
         ImportError: If pyarrow isn't installed.
@@ -58,10 +59,10 @@ class Evaluated:
         ValueRangeError: If an integer that is computed with has more than 64 bits.
     """
 
-    def __init__(self, expression: Expr, features: Features) -> None:
+    def __init__(self, expression: Expr, features: Features, what: str = "the condition") -> None:
         pa = require_pyarrow()
         self.names = names_of(expression)
-        specs = Features({name: _spec(name, features) for name in self.names})
+        specs = Features({name: _spec(name, features, what) for name in self.names})
         schema = schema_of(specs)
         self._loaders = {name: loader(schema.field(name).type) for name in self.names}
         columns = {name: column(name, schema.field(name).type, specs[name].dtype) for name in self.names}
@@ -112,15 +113,15 @@ class Condition(Evaluated):
         return passed
 
 
-def _spec(name: str, features: Features) -> DenseSpec:
-    """Returns the spec of a feature with one value per row."""
+def _spec(name: str, features: Features, what: str) -> DenseSpec:
+    """Returns the spec of a feature with one value per row, which an expression names."""
     if name not in features:
         import difflib  # Only this error message needs it.
 
         near = difflib.get_close_matches(name, features, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise refused(
-            f"the condition names {name!r}, which isn't a feature of the reader{hint} Its features are"
+            f"{what} names {name!r}, which isn't a feature of the reader{hint} Its features are"
             f" {', '.join(map(repr, features))}. columns= or features= adds others",
             name,
         )
@@ -128,8 +129,8 @@ def _spec(name: str, features: Features) -> DenseSpec:
     if isinstance(spec, DenseSpec) and not spec.shape:
         return spec
     raise refused(
-        f"the condition names {name!r}, which has several values per row ({spec!r}): conditions are about features"
-        ' with one value, such as DenseSpec((), "float32")',
+        f"{what} names {name!r}, which has several values per row ({spec!r}): use features with one value, such as"
+        ' DenseSpec((), "float32")',
         name,
     )
 

@@ -20,7 +20,7 @@ from fastpipe.errors import RowsLeftOutWarning, memory_errors
 if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
 
-# Rows of a record batch, and at most so many for a long list of values, whose hash table is built once per batch.
+# Number of rows in a record batch, and the maximum for a long list of values, whose hash table is built once per batch.
 _ROWS, _MOST_ROWS = 1 << 16, 1 << 20
 
 
@@ -55,7 +55,7 @@ def evaluated(reader: Reader, what: str, expression: Expr) -> npt.NDArray[Any]:
         SchemaError: If the expression doesn't fit the features.
         ValueError: If the value is null in some row.
     """
-    checked, found, rows = Evaluated(expression, reader.features), [np.empty(0)], 0
+    checked, found, rows = Evaluated(expression, reader.features, f"{what}="), [np.empty(0)], 0
     with columns_of(reader, checked.names, most_values(expression)) as columns, memory_errors(f"evaluate {what}"):
         for values in map(checked.values, columns.to_arrow_reader()):
             if values.null_count:

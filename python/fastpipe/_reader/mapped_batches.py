@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from fastpipe._reader.passes import Passes, Position, Started
+from fastpipe._reader.passes import BatchPlace, Position, Started
 from fastpipe._reader.state import State
 from fastpipe.errors import PassClosedError
 
@@ -57,30 +57,32 @@ class MapFunction:
     seed: int | None
     depth: int
 
-    def __call__(self, batch: dict[str, Any], epoch: int, rank: int, step: int) -> Any:
+    def __call__(self, batch: dict[str, Any], place: BatchPlace, rank: int) -> Any:
         """Returns the result for a batch. A note of an error names the batch."""
         try:
             if self.seed is None:
                 return self.function(batch)
-            return self.function(batch, self._generator(epoch, rank, step))
+            return self.function(batch, self._generator(place))
         except StopIteration as error:
             # The caller of `next` would take it for the end of the pass.
             failed = RuntimeError("the function of map() raised StopIteration")
-            failed.add_note(_note(epoch, rank, step))
+            failed.add_note(_note(place, rank))
             raise failed from error
         except Exception as error:
-            error.add_note(_note(epoch, rank, step))
+            error.add_note(_note(place, rank))
             raise
 
-    def _generator(self, epoch: int, rank: int, step: int) -> np.random.Generator:
+    def _generator(self, place: BatchPlace) -> np.random.Generator:
+        """Returns the generator of a batch. It doesn't depend on the rank, because the index of the batch doesn't."""
         key = np.array([self.seed, self.depth], np.uint64)
         # Draws count in the first word.
-        counter = np.array([0, step, rank, epoch], np.uint64)
+        counter = np.array([0, place.batch, 0, place.epoch], np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def _note(epoch: int, rank: int, step: int) -> str:
-    return f"The function of map() raised this error for the batch of epoch {epoch}, step {step}, rank {rank}."
+def _note(place: BatchPlace, rank: int) -> str:
+    where = f"epoch {place.epoch}, step {place.step}, rank {rank}"
+    return f"The function of map() raised this error for the batch of {where}."
 
 
 class Mark(NamedTuple):
@@ -91,12 +93,14 @@ class Mark(NamedTuple):
         epoch: Epoch of the last batch. Before the first batch its epoch, and after the end the following epoch.
         progress: What is left of the epoch.
         ended: Whether `next` has reported the end.
+        last: Place of the last batch. None before the first batch, and after the end.
     """
 
     delivered: int
     epoch: int
     progress: State
     ended: bool
+    last: BatchPlace | None = None
 
 
 class MappedPosition:
@@ -131,6 +135,10 @@ class MappedPosition:
         return self.mark.ended
 
     @property
+    def last_batch(self) -> BatchPlace | None:
+        return self.mark.last
+
+    @property
     def in_step(self) -> bool:
         """Whether the incoming pass is where the consumer is."""
         incoming, mark = self.incoming, self.mark
@@ -152,18 +160,18 @@ class MappedPosition:
 
 
 class _Drawn(NamedTuple):
-    """An incoming batch, or the end if `batch` is None.
+    """An incoming batch, or the end.
 
     Attributes:
-        batch: The batch.
+        batch: The batch. A map before this one may return any object.
         epoch: Its epoch. At the end, the following epoch.
-        step: Its step.
+        place: Its place. None at the end.
         progress: Progress after it.
     """
 
-    batch: dict[str, Any] | None
+    batch: Any
     epoch: int
-    step: int
+    place: BatchPlace | None
     progress: State
 
 
@@ -173,19 +181,17 @@ class _Feed:
     Args:
         started: The incoming pass.
         function: Function of the batches.
-        passes: The passes that started it.
-        first: Epoch and index of the first batch, if all batches are of one epoch.
+        rank: Rank whose batches they are.
     """
 
-    def __init__(self, started: Started, function: MapFunction, passes: Passes, first: tuple[int, int] | None) -> None:
+    def __init__(self, started: Started, function: MapFunction, rank: int) -> None:
         self.batches, self.position, self.end = started
-        self._function, self._passes, self._first = function, passes, first
+        self._function, self._rank = function, rank
         self.lock = threading.Lock()
         self.stopped = False
         self.results: dict[int, Future[tuple[_Drawn, Any]]] = {}
-        # Number of batches that the threads have requested, and number of batches that were drawn.
-        self._requested = self._drawn = 0
-        self._before: State | None = None
+        # Number of batches that the threads have requested.
+        self._requested = 0
 
     def result(self, number: int) -> Future[tuple[_Drawn, Any]]:
         """Returns the future result for a batch."""
@@ -194,28 +200,23 @@ class _Feed:
     def draw(self) -> _Drawn:
         """Returns the next incoming batch. Only one thread may call it at a time."""
         position = self.position
-        # The progress before a batch has its epoch and step.
-        before = position.progress() if self._before is None else self._before
         try:
             batch = next(self.batches)
         except StopIteration:
-            return _Drawn(None, position.epoch, 0, position.progress())
-        self._before = progress = position.progress()
-        if self._first is None:
-            epoch, step = before["epoch"], self._passes.next_step(before["step"])
-        else:
-            epoch, step = self._first[0], self._passes.step_in_order(self._first[1] + self._drawn)
-        self._drawn += 1
-        return _Drawn(batch, epoch, step, progress)
+            return _Drawn(None, position.epoch, None, position.progress())
+        place = position.last_batch
+        if place is None:
+            raise RuntimeError("internal error: a batch has no place in its epoch; please report this")
+        return _Drawn(batch, position.epoch, BatchPlace(*place), position.progress())
 
     def apply(self, drawn: _Drawn) -> Any:
         """Calls the function."""
-        if drawn.batch is None:
+        if drawn.place is None:
             return None
         outer = getattr(_running, "feeds", ())
         _running.feeds = (*outer, self)
         try:
-            return self._function(drawn.batch, drawn.epoch, self._passes.rank, drawn.step)
+            return self._function(drawn.batch, drawn.place, self._rank)
         finally:
             _running.feeds = outer
 
@@ -266,10 +267,9 @@ class MappedBatches(Iterator[Any]):
         started: The incoming pass.
         again: Function that starts the incoming pass again at the mark of the consumer, after Ctrl-C lost a batch.
         function: Function of the batches.
-        passes: The passes that started the incoming pass.
+        rank: Rank whose batches they are.
         num_threads: Number of threads that call the function. With 0, `next` calls it.
         prefetch: Number of further results that may be waiting for the consumer.
-        first: Epoch and index of the first batch, if all batches are of one epoch.
     """
 
     def __init__(
@@ -277,14 +277,13 @@ class MappedBatches(Iterator[Any]):
         started: Started,
         again: Callable[[MappedPosition], Started],
         function: MapFunction,
-        passes: Passes,
         *,
+        rank: int,
         num_threads: int,
         prefetch: int,
-        first: tuple[int, int] | None = None,
     ) -> None:
-        self._again, self._function, self._passes, self._first = again, function, passes, first
-        self._feed = _Feed(started, function, passes, first)
+        self._again, self._function, self._rank = again, function, rank
+        self._feed = _Feed(started, function, rank)
         self.position = MappedPosition(self, started.position)
         self._most = num_threads + prefetch
         self._submitted = 0
@@ -331,7 +330,7 @@ class MappedBatches(Iterator[Any]):
         if self._feed.position.delivered != position.delivered - position.base and not position.ended:
             # Ctrl-C lost a batch after it was drawn. The function may have changed it, so it is read again.
             started = self._again(position)
-            self._feed = _Feed(started, self._function, self._passes, self._first_left())
+            self._feed = _Feed(started, self._function, self._rank)
             position.incoming, position.base = started.position, position.delivered
         drawn = self._feed.draw()
         value = self._feed.apply(drawn)
@@ -375,14 +374,11 @@ class MappedBatches(Iterator[Any]):
     def _marked(self, drawn: _Drawn) -> Mark | None:
         """Returns the mark after a batch. Sets the mark at the end, and returns None."""
         last = self.position.mark
-        if drawn.batch is not None:
-            return Mark(last.delivered + 1, drawn.epoch, drawn.progress, False)
+        if drawn.place is not None:
+            return Mark(last.delivered + 1, drawn.epoch, drawn.progress, False, drawn.place)
         if not last.ended:
             self.position.mark = Mark(last.delivered, drawn.epoch, drawn.progress, True)
         return None
-
-    def _first_left(self) -> tuple[int, int] | None:
-        return None if self._first is None else (self._first[0], self._first[1] + self.position.delivered)
 
     @property
     def stopped(self) -> bool:

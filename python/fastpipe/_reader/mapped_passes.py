@@ -13,7 +13,7 @@ from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.mapped_batches import MapFunction, MappedBatches, MappedPosition
 from fastpipe._reader.packs import Buckets
-from fastpipe._reader.passes import Passes, Position, Started
+from fastpipe._reader.passes import BatchPlace, Passes, Position, Started
 from fastpipe._reader.state import State
 from fastpipe.errors import PassClosedError, UnsupportedError
 
@@ -47,7 +47,7 @@ class MappedPasses(Passes):
     """The passes of other passes, whose batches a function changes.
 
     With threads, the incoming pass is ahead of the consumer. So the states, epochs and shards follow from the position
-    of the map's pass while that is the last pass. Otherwise, they are those of the incoming passes.
+    of the map's pass while it is the last pass. Otherwise, the incoming passes provide them.
 
     Args:
         incoming: Passes whose batches the function gets.
@@ -220,19 +220,15 @@ class MappedPasses(Passes):
             else:
                 self.incoming.set_epoch(epoch)
         begun = self.incoming.next_epoch, self.incoming.loaded
-        # The function returns arrays of its own, so the results can't be made in the given memory.
+        # The function allocates the arrays that it returns, so the results can't be made in the given memory.
         started = self._batches(self.incoming.start(), self._again)
         self._end_active()
         self._begun, self._position, self._active = begun, started.position, weakref.ref(started)
         return Started(started, started.position, started.close)
 
-    def _batches(
-        self, started: Started, again: Callable[[MappedPosition], Started], first: tuple[int, int] | None = None
-    ) -> MappedBatches:
+    def _batches(self, started: Started, again: Callable[[MappedPosition], Started]) -> MappedBatches:
         function, num_threads, prefetch, _ = self.options
-        return MappedBatches(
-            started, again, function, self.incoming, num_threads=num_threads, prefetch=prefetch, first=first
-        )
+        return MappedBatches(started, again, function, rank=self.rank, num_threads=num_threads, prefetch=prefetch)
 
     def _again(self, position: MappedPosition) -> Started:
         if not self.is_current(position):
@@ -250,7 +246,7 @@ class MappedPasses(Passes):
     def batch_at(self, step: int, epoch: int | None = None) -> Any:
         number = self.epoch if epoch is None else epoch
         batch = self.incoming.batch_at(step, number)
-        return self.options.function(batch, operator.index(number), self.rank, self.step_in_order(step))
+        return self.options.function(batch, self.place_of(operator.index(number), step), self.rank)
 
     def locate(self, step: int, row: int, epoch: int) -> Location:
         """Returns where a row of an incoming batch is stored."""
@@ -271,11 +267,8 @@ class MappedPasses(Passes):
     def without_steps(self) -> tuple[tuple[int, int], ...]:
         return self.incoming.without_steps
 
-    def step_in_order(self, index: int) -> int:
-        return self.incoming.step_in_order(index)
-
-    def next_step(self, step: int) -> int:
-        return self.incoming.next_step(step)
+    def place_of(self, epoch: int, step: int) -> BatchPlace:
+        return self.incoming.place_of(epoch, step)
 
     def close(self) -> None:
         self.incoming.close()
@@ -304,7 +297,7 @@ class MappedPasses(Passes):
         def again(position: MappedPosition) -> Started:
             return self.incoming.batches(epoch, start + position.delivered, stop)
 
-        started = self._batches(self.incoming.batches(epoch, start, stop), again, (epoch, start))
+        started = self._batches(self.incoming.batches(epoch, start, stop), again)
         return Started(started, started.position, started.close)
 
     def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
@@ -314,7 +307,7 @@ class MappedPasses(Passes):
         """Returns batches as Arrow record batches.
 
         Args:
-            start: Function that starts their pass. It isn't called if there is no schema.
+            start: Function that starts their pass. It isn't called if the features have no schema.
         """
         pyarrow, features, schema = require_pyarrow(), self.features, self.arrow_schema()
         # A generator would hold a batch while the next one is made.

@@ -7,7 +7,6 @@ Every producer of batches, such as a reader, a mixture, a served reader or a map
 from __future__ import annotations
 
 import logging
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,6 +24,21 @@ if TYPE_CHECKING:
     from fastpipe.specs import Features
 
 _LOG = logging.getLogger("fastpipe")
+
+
+class BatchPlace(NamedTuple):
+    """Which batch of an epoch a batch is.
+
+    Attributes:
+        epoch: Its epoch.
+        step: Its step among all steps of the rank in the epoch, including steps that are left out.
+        batch: Its index among the batches of all ranks in the epoch. It doesn't depend on the number of ranks, unless
+            each rank has its own units.
+    """
+
+    epoch: int
+    step: int
+    batch: int
 
 
 class Position(Protocol):
@@ -45,10 +59,14 @@ class Position(Protocol):
     def ended(self) -> bool:
         """Whether `next` has reported the end of the pass."""
 
+    @property
+    def last_batch(self) -> tuple[int, int, int] | None:
+        """The `BatchPlace` of the last batch that `next` returned. None before the first batch."""
+
     def progress(self) -> State:
         """Returns what is left of the epoch, in the form that `Passes.state_at` accepts.
 
-        Its entries `epoch` and `step` are those of the next batch.
+        Its entries `epoch` and `step` describe the next batch.
         """
 
     def close(self) -> None:
@@ -328,17 +346,9 @@ class Passes(ABC):
         """Ranges `(start, stop)` of steps that are left out of every epoch. The step of a progress counts them."""
         return ()
 
-    def step_in_order(self, index: int) -> int:
-        """Returns the step of a batch among all steps of the epoch.
-
-        Args:
-            index: Index of the batch, as for `batch_at`, which doesn't count steps that are left out.
-        """
-        return operator.index(index)
-
-    def next_step(self, step: int) -> int:
-        """Returns the first step at or after `step`, among all steps of the epoch, that isn't left out."""
-        return step
+    @abstractmethod
+    def place_of(self, epoch: int, step: int) -> BatchPlace:
+        """Returns the place of a batch, whose step is counted as for `batch_at`."""
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
         """Starts a pass over the batches `start` to `stop - 1` of an epoch. The active pass doesn't change.

@@ -706,8 +706,9 @@ class Reader:
         must then be safe to call from several threads. It must be a pure function of its arguments, apart from caches.
 
         With `seed`, the function gets a second argument, a `numpy.random.Generator` (Philox). Its numbers depend only
-        on the seed, the epoch, the rank, and the step of the rank, so not on threads or restarts. Other numbers of
-        ranks, or of workers of a torch `DataLoader`, give other numbers.
+        on the seed, the epoch, and the index of the batch among the batches of all ranks. So they don't depend on
+        threads, restarts, or the number of ranks or of workers of a torch `DataLoader`. Only if each rank has its own
+        units (`shard_by="block"`), another number of ranks gives other batches and other numbers.
 
         Args:
             function: Function `function(batch)`, or with a seed `function(batch, rng)`, which returns the object to

@@ -11,7 +11,7 @@ from fastpipe._arrow import ArrowStreams
 from fastpipe._fastpipe import Order, Pass, PassMemory, ReaderTotals, SharedSlabs
 from fastpipe._progress import Counter
 from fastpipe._reader.left_out_steps import check_all_steps
-from fastpipe._reader.passes import Passes, Position, Started
+from fastpipe._reader.passes import BatchPlace, Passes, Position, Started
 from fastpipe._reader.state import State, fresh, state
 
 if TYPE_CHECKING:
@@ -185,6 +185,9 @@ class ReaderPasses(Passes):
     def batch_at(self, step: int, epoch: int | None = None) -> dict[str, Any]:
         return self._reader.batch_at(step, epoch)
 
+    def place_of(self, epoch: int, step: int) -> BatchPlace:
+        return BatchPlace(epoch, step, self._reader._order.index(step))
+
     def close(self) -> None:
         self._reader.close()
 
@@ -219,12 +222,6 @@ class ReaderPasses(Passes):
     @property
     def without_steps(self) -> tuple[tuple[int, int], ...]:
         return self._reader._ordering.without_steps
-
-    def step_in_order(self, index: int) -> int:
-        return self._reader._order.step_at(index)
-
-    def next_step(self, step: int) -> int:
-        return self._reader._order.next_step(step)
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
         started = self._stretch(epoch, start, stop, csr=False)

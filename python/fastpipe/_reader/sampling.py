@@ -330,7 +330,12 @@ def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
             raise ValueError(f"{what} must have one value for each of the {there} rows; got shape {values.shape}")
         return values
     if given not in reader.features:
-        raise SchemaError(f"{what} must be the name of a feature or an array; got {given!r}", feature=given)
+        known = ", ".join(map(repr, reader.features))
+        raise SchemaError(
+            f"{what} must be the name of a feature, an array with a value for each row, or an expression such as"
+            f" fastpipe.col({next(iter(reader.features), 'age')!r}) > 3; got {given!r}. The features are {known}",
+            feature=given,
+        )
     parts = []
     plain = Ordering.checked(batch_size=1 << 16)
     with reader._like(reader._data, ordering=plain, epochs=1) as all_rows:
@@ -352,9 +357,11 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: int | None = None) 
     """Selects rows of a reader by index. See `Reader.take`."""
     check(reader, "take")
     numbers = np.asarray(rows)
+    if numbers.ndim == 1 and not numbers.size:
+        raise ValueError("rows is empty: pass at least one row index")
     if numbers.dtype == object or numbers.dtype.kind not in "iu":
         raise TypeError(f"rows must be integers; got {numbers.dtype}")
-    if numbers.ndim != 1 or not numbers.size or numbers.size > LARGEST_SAMPLE:
+    if numbers.ndim != 1 or numbers.size > LARGEST_SAMPLE:
         raise ValueError(f"rows must be a list of 1 to {LARGEST_SAMPLE} numbers; got shape {numbers.shape}")
     there = reader._data.handle.num_rows
     if numbers.min() < 0 or numbers.max() >= there:

@@ -141,19 +141,19 @@ PATIENCE = 1.0
 _serving: weakref.WeakKeyDictionary[threading.Thread, UnitCalls] = weakref.WeakKeyDictionary()
 
 
-def start(read: Callable[[int], Any], slices: Slices, calls: UnitCalls, threads: int) -> int:
-    """Starts threads that answer calls, and returns the number of threads that could be started.
+def start(read: Callable[[int], Any], slices: Slices, queues: list[UnitCalls]) -> int:
+    """Starts a thread for each queue to answer its calls, and returns the number of threads that could be started.
 
     The threads are daemons: an exiting program waits at most one second for them. They exit when no pass is left.
     """
-    for started in range(threads):
+    for started, calls in enumerate(queues):
         thread = threading.Thread(target=_serve, args=(calls, read, slices), name="fastpipe-read", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # Memory is exhausted, or the interpreter is shutting down.
             return started
         _serving[thread] = calls
-    return threads
+    return len(queues)
 
 
 @atexit.register
@@ -250,8 +250,8 @@ class UnitsData(BaseDataset):
             units = self._units = units.with_texts(vocabularies.key_fields(features))
         wanted = request.columns if features is None else features._lower()
 
-        def begin(calls: UnitCalls, threads: int) -> int:
-            return start(chosen.read, slices, calls, threads)
+        def begin(queues: list[UnitCalls]) -> int:
+            return start(chosen.read, slices, queues)
 
         slice_bytes = _SLICE_BYTES if in_sequence and hasattr(units, "read_slices") else None
 
@@ -357,7 +357,7 @@ def _inferred(schema: Any, columns: list[str] | None) -> Features:
     return inferred(UnitsDataset(schema, columns, ([], None), (str, _unread, 1), None, {}).features())
 
 
-def _unread(calls: UnitCalls, threads: int) -> int:
+def _unread(queues: list[UnitCalls]) -> int:
     return 0
 
 

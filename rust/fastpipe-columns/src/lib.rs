@@ -46,5 +46,5 @@ pub use layout::{with_form, with_forms};
 pub use nulls_seen::without_nulls;
 pub use slices::Slice;
 pub use table::{TableSource, UNIT_ROWS};
-pub use unit_calls::{Answer, PassEntry, UnitAsker, UnitCall, UnitCalls, UnitName};
+pub use unit_calls::{Answer, PassEntry, ThreadEntry, UnitAsker, UnitCall, UnitCalls, UnitName};
 pub use units::{ReadUnit, UnitsSource};

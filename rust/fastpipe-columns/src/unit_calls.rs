@@ -111,18 +111,21 @@ impl UnitCalls {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a pass. Also returns the number of threads that the caller must start for it.
-    pub fn enter(self: &Arc<Self>) -> (PassEntry, usize) {
+    /// Registers a pass. Also returns an entry for each thread that the caller must start for it. An entry that is
+    /// dropped is a thread that could not be started.
+    pub fn enter(self: &Arc<Self>) -> (PassEntry, Vec<ThreadEntry>) {
         let mut state = self.lock();
         state.passes += 1;
         let missing = self.at_once.saturating_sub(state.threads);
         state.threads += missing;
-        (PassEntry(self.clone()), missing)
-    }
-
-    /// Records that this number of threads could not be started.
-    pub fn without(&self, threads: usize) {
-        self.lock().threads -= threads;
+        let entry = || ThreadEntry {
+            calls: self.clone(),
+            left: AtomicBool::new(false),
+        };
+        (
+            PassEntry(self.clone()),
+            std::iter::repeat_with(entry).take(missing).collect(),
+        )
     }
 
     /// Makes answering threads exit after their current call.
@@ -139,13 +142,27 @@ impl UnitCalls {
             }
         }
     }
+}
+
+/// Registers an answering thread until it is dropped, or until the thread must exit.
+pub struct ThreadEntry {
+    calls: Arc<UnitCalls>,
+    /// Whether the thread is no longer counted. Only changed while the state is locked.
+    left: AtomicBool,
+}
+
+impl ThreadEntry {
+    /// The queue of the calls.
+    pub fn calls(&self) -> &UnitCalls {
+        &self.calls
+    }
 
     /// Waits for a call. Returns `None` if no pass is left; the thread must then exit.
     pub fn next(&self) -> Option<UnitCall> {
-        let mut state = self.lock();
+        let mut state = self.calls.lock();
         loop {
-            if state.ended {
-                state.threads -= 1;
+            if state.ended || (state.passes == 0 && state.asked.is_empty()) {
+                self.leave(&mut state);
                 return None;
             }
             if let Some(asked) = state.asked.pop_front() {
@@ -154,11 +171,22 @@ impl UnitCalls {
                 }
                 return Some(UnitCall(asked));
             }
-            if state.passes == 0 {
-                state.threads -= 1;
-                return None;
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.calls.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn leave(&self, state: &mut State) {
+        if !self.left.swap(true, Ordering::Relaxed) {
+            state.threads -= 1;
+        }
+    }
+}
+
+impl Drop for ThreadEntry {
+    fn drop(&mut self) {
+        // In a forked child, the lock may be held by a thread that doesn't exist there.
+        if self.calls.are_ours() {
+            self.leave(&mut self.calls.lock());
         }
     }
 }
@@ -227,5 +255,32 @@ impl ReadUnit for UnitAsker {
             let waited = asked.answered.wait_timeout(answer, PATIENCE);
             answer = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a thread starts, exits, or could not be started, it is counted once.
+    #[test]
+    fn each_thread_is_counted_once() {
+        let calls = UnitCalls::new(3);
+        let (first, mut entries) = calls.enter();
+        assert_eq!(entries.len(), 3);
+        entries.truncate(2);
+        let (second, more) = calls.enter();
+        assert_eq!(more.len(), 1);
+        drop((first, second));
+        for entry in entries.iter().chain(&more) {
+            assert!(entry.next().is_none());
+            assert!(entry.next().is_none());
+        }
+        let (_third, again) = calls.enter();
+        assert_eq!(again.len(), 3);
+        drop((entries, more));
+        assert_eq!(calls.lock().threads, 3);
+        drop(again);
+        assert_eq!(calls.lock().threads, 0);
     }
 }

@@ -13,6 +13,8 @@ pub struct BatchInfo {
     pub epoch: u64,
     /// The rank's step within the epoch.
     pub step: u64,
+    /// Index of the batch among the batches of all ranks in the epoch.
+    pub batch: u64,
     /// Number of rows.
     pub rows: usize,
     /// Number of valid rows, or of valid groups if the batch has groups. They come first; the rows after them only pad

@@ -25,6 +25,8 @@ pub struct Yielded {
     pub(crate) number: u64,
     /// The epoch of the batch.
     pub(crate) epoch: u64,
+    /// The step of the batch, and its index among the batches of all ranks.
+    pub(crate) place: (u64, u64),
     /// The keys of each of its columns.
     pub(crate) keys: Vec<KeyCount>,
     rows: u64,
@@ -38,6 +40,7 @@ impl Yielded {
         Yielded {
             number,
             epoch: batch.info.epoch,
+            place: (batch.info.step, batch.info.batch),
             keys: batch.info.keys.clone(),
             rows: batch.info.valid as u64,
             bytes: batch.parts.iter().map(|part| part.len as u64).sum(),
@@ -182,6 +185,7 @@ mod tests {
         Yielded {
             number: 0,
             epoch: 3,
+            place: (0, 0),
             keys: Vec::new(),
             rows,
             bytes: 8 * rows,

@@ -47,6 +47,9 @@ pub struct Delivered {
     last: u64,
     /// The epoch of the last batch; before the first batch, the epoch in which the pass starts.
     pub epoch: u64,
+    /// The epoch and the step of the last batch, and its index among the batches of all ranks. `None` before the first
+    /// batch.
+    pub last_batch: Option<(u64, u64, u64)>,
     /// The state after the last batch.
     pub state: State,
     /// Whether the consumer has reached the end.
@@ -134,6 +137,7 @@ impl RunningPass {
             batches: 0,
             last: 0,
             epoch: state.epoch,
+            last_batch: None,
             state,
             ended: false,
             keys: Vec::new(),
@@ -264,6 +268,7 @@ impl RunningPass {
         // Several threads may take batches, and a later batch may be recorded first.
         if batch.number >= seen.last {
             (seen.last, seen.epoch, seen.state) = (batch.number + 1, batch.epoch, after);
+            seen.last_batch = Some((batch.epoch, batch.place.0, batch.place.1));
         }
     }
 

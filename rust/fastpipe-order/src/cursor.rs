@@ -19,6 +19,9 @@ pub struct BatchPlan {
     pub epoch: u64,
     /// The rank's step within the epoch, without counting steps that are left out.
     pub step: u64,
+    /// Index of the batch among the batches of all ranks in the epoch. It doesn't depend on the number of ranks, unless
+    /// ranks have separate units.
+    pub batch: u64,
     /// Number of rows.
     pub rows: u32,
     /// Number of real rows, or of real groups if the batch has groups. The rows after them only pad the batch.
@@ -322,6 +325,7 @@ impl Cursor {
         Ok(Some(BatchPlan {
             epoch: self.epoch,
             step,
+            batch: self.order.among_all(batch),
             window,
             rows: planned.content.len() as u32,
             valid: if own.is_some() { real } else { 0 },

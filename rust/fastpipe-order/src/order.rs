@@ -252,6 +252,28 @@ impl Order {
         &self.left_out_steps
     }
 
+    /// Returns the index of this rank's batch at a step of an epoch among the batches of all ranks. Steps that are left
+    /// out have no number. A step without a batch, which repeats the last batch, has that batch's index.
+    pub fn index(&self, step: u64) -> u64 {
+        let step = self.left_out_steps.step(step);
+        let rank = if self.own_steps.is_some() {
+            0
+        } else {
+            self.settings.rank
+        };
+        let batch = self.whole().batch(rank, step);
+        self.among_all(batch.unwrap_or(self.batches.saturating_sub(1)))
+    }
+
+    /// Returns the index of a batch of this rank's units among the batches of all ranks.
+    pub(crate) fn among_all(&self, batch: u64) -> u64 {
+        let Settings { rank, ranks, .. } = self.settings;
+        match self.own_steps {
+            Some(_) => batch.saturating_mul(ranks).saturating_add(rank),
+            None => batch,
+        }
+    }
+
     /// Returns the remaining steps of shards that begin after `before` steps of the epoch: of this rank, and of the
     /// rank with the most steps. Steps that are left out count.
     pub(crate) fn steps_of(&self, shards: &RankShards, before: u64) -> (u64, u64) {

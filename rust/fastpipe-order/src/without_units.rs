@@ -132,6 +132,7 @@ impl RemainingWalker {
             groups: Groups::default(),
             epoch: self.pieces.cursor.current_epoch(),
             step: self.step - 1,
+            batch: self.step - 1,
             rows,
             valid: rows,
             content: self.pieces.content(&batch)?,

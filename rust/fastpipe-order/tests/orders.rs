@@ -186,6 +186,7 @@ proptest! {
         let plans: Vec<_> = epoch_of(&order, epoch).collect();
         prop_assert_eq!(plans.len() as u64, order.steps());
         for (i, plan) in plans.iter().enumerate() {
+            prop_assert_eq!(plan.batch, order.index(i as u64));
             if i + 1 == plans.len() && plan.after.epoch > epoch {
                 prop_assert_eq!((plan.after.epoch, plan.after.step), (epoch + 1, 0));
                 break;
@@ -197,7 +198,7 @@ proptest! {
             prop_assert_eq!(cursor.left() as usize, plans.len() - i - 1);
             for (again, plan) in cursor.map(Result::unwrap).zip(&plans[i + 1..]) {
                 prop_assert_eq!(&again.content, &plan.content);
-                prop_assert_eq!((again.step, again.valid), (plan.step, plan.valid));
+                prop_assert_eq!((again.step, again.valid, again.batch), (plan.step, plan.valid, plan.batch));
                 prop_assert_eq!(&again.after, &plan.after);
             }
         }
@@ -208,9 +209,10 @@ proptest! {
         let orders: Vec<_> = (0..settings.ranks).map(|rank| order(&counts, Settings { rank, ..settings.clone() })).collect();
         prop_assume!(orders[0].is_fair());
         let plans: Vec<Vec<BatchPlan>> = orders.iter().map(|order| epoch_of(order, 1).collect()).collect();
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut batches) = (BTreeSet::new(), BTreeSet::new());
         for plan in plans.iter().flatten() {
             let rows = rows(plan);
+            prop_assert!(batches.insert(plan.batch) || plan.valid == 0);
             for row in &rows[..plan.valid as usize] {
                 prop_assert!(seen.insert(*row), "{row:?} comes twice");
             }
@@ -262,6 +264,8 @@ proptest! {
             for _ in 0..if last { usize::MAX } else { even.min(*steps) } {
                 let plans: Vec<_> = cursors.iter_mut().filter_map(Cursor::next).map(Result::unwrap).collect();
                 for plan in &plans {
+                    // The index doesn't depend on the number of ranks.
+                    prop_assert_eq!(&rows(plan), &uninterrupted[plan.batch as usize]);
                     prop_assert!(seen.insert(rows(plan)));
                 }
                 if plans.is_empty() {

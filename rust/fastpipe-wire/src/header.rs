@@ -10,7 +10,7 @@ use fastpipe_order::{Groups, PartialChunk, Place, Remaining, State};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-const MARK: [u8; 4] = *b"fpb2";
+const MARK: [u8; 4] = *b"fpb3";
 
 /// The total size of the mark and the checksum in bytes.
 const FRONT: usize = 12;
@@ -37,6 +37,7 @@ pub struct Header {
 struct Written {
     epoch: u64,
     step: u64,
+    batch: u64,
     rows: u64,
     valid: u64,
     after: WrittenState,
@@ -132,6 +133,7 @@ impl Header {
         let BatchInfo {
             epoch,
             step,
+            batch,
             rows,
             valid,
             keys,
@@ -142,6 +144,7 @@ impl Header {
         let written = Written {
             epoch: *epoch,
             step: *step,
+            batch: *batch,
             rows: *rows as u64,
             valid: *valid as u64,
             after: after.into(),
@@ -212,6 +215,7 @@ impl Header {
             info: BatchInfo {
                 epoch: written.epoch,
                 step: written.step,
+                batch: written.batch,
                 rows: number(written.rows)?,
                 valid: number(written.valid)?,
                 groups: Groups::default(),
@@ -272,7 +276,7 @@ mod tests {
 
     prop_compose! {
         fn header()(
-            after in state(), numbers in any::<[u32; 2]>(), places in any::<[u64; 2]>(),
+            after in state(), numbers in any::<[u32; 2]>(), places in any::<[u64; 3]>(),
             lens in vec(0usize..1 << 40, 0..5), sums in any::<Option<u64>>(),
             parts in vec((any::<usize>(), any::<usize>(), any::<usize>()), 0..9),
             dense_shapes in vec(vec(any::<i64>(), 0..3), 0..3), keys in vec(any::<(u64, u64)>(), 0..3),
@@ -284,8 +288,8 @@ mod tests {
             };
             Header {
                 info: BatchInfo {
-                    epoch: places[0], step: places[1], rows: numbers[0] as usize, valid: numbers[1] as usize, after,
-                        groups: Groups::default(),
+                    epoch: places[0], step: places[1], batch: places[2], rows: numbers[0] as usize,
+                    valid: numbers[1] as usize, after, groups: Groups::default(),
                     keys: keys.into_iter().map(|(read, dropped)| KeyCount { read, dropped }).collect(),
                 },
                 parts: if lens.is_empty() { Vec::new() } else { parts.into_iter().map(part).collect() },

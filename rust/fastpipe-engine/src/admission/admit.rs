@@ -107,6 +107,7 @@ impl PassContext {
         let info = BatchInfo {
             epoch: plan.epoch,
             step: plan.step,
+            batch: plan.batch,
             rows: plan.rows as usize,
             valid: plan.valid as usize,
             groups: plan.groups,

@@ -127,11 +127,6 @@ impl Order {
         self.order.left_out_steps().step(index)
     }
 
-    /// Returns the first step at or after `step`, among all steps of an epoch, that isn't left out.
-    fn next_step(&self, step: u64) -> u64 {
-        self.order.left_out_steps().next(step)
-    }
-
     /// Starts a pass at the start of an epoch or at a state (`progress`). The pass ends before the epoch `end_epoch`.
     #[pyo3(signature = (options, epoch, end_epoch=None, progress=None))]
     fn start(
@@ -239,6 +234,12 @@ impl Order {
             return Err(PyIndexError::new_err(reason));
         }
         Ok(slots.filter_map(|slot| plan.content.at(slot)).collect())
+    }
+
+    /// Returns the index of a batch of this rank among the batches of all ranks in an epoch.
+    fn index(&self, step: u64) -> PyResult<u64> {
+        self.check_step(step)?;
+        Ok(self.order.index(step))
     }
 
     /// Returns two arrays with the unit of each row of a batch and its record in the unit.

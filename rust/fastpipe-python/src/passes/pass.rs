@@ -47,6 +47,13 @@ impl Position {
         self.seen().epoch
     }
 
+    /// The epoch and the step of the last batch that was delivered, and its index among the batches of all ranks in the
+    /// epoch. None if no batch was delivered.
+    #[getter]
+    fn last_batch(&self) -> Option<(u64, u64, u64)> {
+        self.seen().last_batch
+    }
+
     /// The number of batches that were delivered to the consumer.
     #[getter]
     fn delivered(&self) -> u64 {

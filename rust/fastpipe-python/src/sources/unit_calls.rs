@@ -6,16 +6,16 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{Error, ErrorKind};
-use fastpipe_columns::{Answer, Slice};
+use fastpipe_columns::{Answer, Slice, ThreadEntry};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 
 use crate::arrays::arrow_import::import;
 use crate::errors::{Raised, guarded};
 
-/// A queue from which Python threads take the calls to answer.
+/// The queue from which a Python thread takes the calls to answer. Each thread has its own object.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
-pub(crate) struct UnitCalls(pub(crate) Arc<fastpipe_columns::UnitCalls>);
+pub(crate) struct UnitCalls(pub(crate) ThreadEntry);
 
 #[pymethods]
 impl UnitCalls {
@@ -26,7 +26,7 @@ impl UnitCalls {
 
     /// Ends the threads after the calls that they are answering. Later calls fail with an error.
     fn end(&self, py: Python<'_>) {
-        py.detach(|| self.0.end());
+        py.detach(|| self.0.calls().end());
     }
 }
 

@@ -48,8 +48,7 @@ fn named(name: Py<PyAny>) -> UnitName {
 struct Reading {
     source: Arc<UnitsSource<Unread>>,
     name: UnitName,
-    /// Starts threads that answer calls. It is called with a `UnitCalls` and a number of threads, and returns how many
-    /// started.
+    /// Starts threads that answer calls. It is called with a `UnitCalls` for each thread, and returns how many started.
     start: Py<PyAny>,
     at_once: usize,
     /// Only locked while holding the GIL, so that no other thread can hold it when a process forks.
@@ -65,14 +64,13 @@ impl Reading {
             _ => kept.insert(fastpipe_columns::UnitCalls::new(self.at_once)).clone(),
         };
         drop(kept);
-        let (lease, missing) = calls.enter();
+        let (lease, entries) = calls.enter();
+        let missing = entries.len();
         if missing > 0 {
-            let started = self
-                .start
-                .call1(py, (UnitCalls(calls.clone()), missing))
-                .and_then(|started| started.extract::<usize>(py));
-            let started = started.inspect_err(|_| calls.without(missing))?;
-            calls.without(missing - started.min(missing));
+            // Ctrl-C may interrupt Python after a thread has started. The objects are dropped with their threads, or at
+            // once without a thread.
+            let queues: Vec<UnitCalls> = entries.into_iter().map(UnitCalls).collect();
+            let started: usize = self.start.call1(py, (queues,))?.extract(py)?;
             if started == 0 && missing == self.at_once {
                 return Err(PyRuntimeError::new_err("could not start a thread to read units"));
             }
