@@ -119,8 +119,8 @@ class MixedDataset(BaseDataset):
         """
         own = self.fingerprint()
         try:
-            # At most so many rows of the epoch were read, by all ranks.
-            read = (progress["next"] + progress["taken"] * progress["world_size"]) * batch_size
+            # Ranks take single batches in turn. So all ranks together have read exactly the batches before this one.
+            read = progress["next"] * batch_size
             before = [[phase for phase in each["weights"] if phase[0] < read] for each in (saved, own)]
             fits = before[0] == before[1] and (progress["epoch"] == 0 or saved["passes"] == own["passes"])
         except (IndexError, KeyError, TypeError):
