@@ -9,6 +9,8 @@ from fractions import Fraction
 from numbers import Rational, Real
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from fastpipe._arguments import shown, within
 from fastpipe._fastpipe import RemoteDataset
 from fastpipe._reader.mixed_data import Member, MixedDataset
@@ -48,7 +50,8 @@ def mix(
 ) -> Reader:
     """Mixes the rows of several readers in given proportions.
 
-    Each reader's rows come in its own order: that of its `shuffle`, `shuffle_buffer` and `seed`. Which reader row i of
+    Each reader's rows come in its own order: that of its `shuffle`, `shuffle_buffer` and `seed`. The default of
+    `shuffle_buffer` for files and units is divided by the number of readers, because all windows are in memory. Which reader row i of
     the mixture comes from depends only on i, the weights and `assignment`, and is the same in each epoch.
 
     The result is a reader like any other: any batch can be read at once, a state resumes exactly, also with another
@@ -135,7 +138,7 @@ def mix(
         Member(
             name,
             reader._data.unsliced(),
-            _seeded(name, number, reader._ordering, own),
+            _seeded(name, number, _windowed(reader, len(named)), own),
             tuple(shares[name] for _, shares in phases),
         )
         for number, (name, reader) in enumerate(named.items())
@@ -286,6 +289,19 @@ def _check_features(named: Mapping[str, Reader]) -> None:
 def _only(first: str, own: Mapping[str, Any], other: str, theirs: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"only {first!r} has {feature!r}" for feature in own if feature not in theirs)
     yield from (f"only {other!r} has {feature!r}" for feature in theirs if feature not in own)
+
+
+def _windowed(reader: Reader, readers: int) -> Ordering:
+    """Returns the order of a reader, with its part of the default window.
+
+    All readers hold the units of their windows at once. A window has the rows of a unit and of a batch at least.
+    """
+    ordering, data = reader._ordering, reader._data
+    if ordering.buffer_given or ordering.shuffle not in ("window", "block", "buffer") or not data.holds_units:
+        return ordering
+    units = int(np.count_nonzero(data.unsliced().handle.unit_rows()))
+    average = -(-data.handle.num_rows // max(units, 1))
+    return ordering.with_buffer(max(reader._order.shuffle_buffer // readers, average, ordering.batch_size))
 
 
 def _seeded(name: str, number: int, ordering: Ordering, seed: int | None) -> Ordering:

@@ -90,6 +90,7 @@ class Ordering:
         in_step: Number of ranks that must have the same number of batches, subject to `on_uneven`. None means all. In a
             reader of a worker it is the number of ranks, not of workers.
         skipped: Number of draws to skip before this sample.
+        buffer_given: Whether the user passed `shuffle_buffer`.
     """
 
     shuffle: str
@@ -104,6 +105,7 @@ class Ordering:
     on_uneven: str
     in_step: int | None = None
     skipped: int = 0
+    buffer_given: bool = False
 
     @classmethod
     def checked(
@@ -151,6 +153,7 @@ class Ordering:
             world_size=world,
             shard_by=_shard_by(kind, shard_by),
             on_uneven=on_uneven,
+            buffer_given=shuffle_buffer is not None,
         )
 
     def sample(self, rows: int, skipped: int, seed: int | None, *, replace: bool) -> Self:
@@ -234,7 +237,7 @@ class Ordering:
 
     def text(self) -> str:
         """Returns the settings as JSON in the format of `fastpipe_order::Settings` (Rust)."""
-        return json.dumps({name: getattr(self, name) for name in self.__slots__ if name != "seed_given"})
+        return json.dumps({name: getattr(self, name) for name in self.__slots__ if name not in _GIVEN})
 
     @classmethod
     def read(cls, text: str, *, seed_given: bool = True) -> Self:
@@ -247,7 +250,8 @@ class Ordering:
         return cls(**json.loads(text), seed_given=seed_given)
 
 
-_NOT_STORED = ("seed_given", "rank", "world_size", "on_uneven", "in_step", "skipped")
+_GIVEN = ("seed_given", "buffer_given")
+_NOT_STORED = (*_GIVEN, "rank", "world_size", "on_uneven", "in_step", "skipped")
 
 
 def _kind(shuffle: Any) -> str:
