@@ -20,48 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 
 import fastpipe
 from harness import Bench, take_turns
+from harness.tables import count, keyed_table, write
 
 BATCH_SIZE = 1024
-FLOATS = 20
 KEYS = 100
 KEPT = fastpipe.col("key") < KEYS // 10
-
-
-def table_of(rows: int, spread: bool) -> pa.Table:
-    """Returns the rows, in which a key occurs at random or together."""
-    draw = np.random.default_rng(1)
-    keys = draw.integers(0, KEYS, rows).astype("int32")
-    columns: dict[str, Any] = {"key": keys if spread else np.sort(keys)}
-    columns |= {f"x{i}": draw.random(rows, "float32") for i in range(FLOATS)}
-    table = pa.table(columns | {"text": pa.array([f"the text of row {i}" for i in range(rows)])})
-    return table.cast(pa.schema([field.with_nullable(False) for field in table.schema]))
-
-
-def write(kind: str, table: pa.Table, path: Path) -> Callable[..., fastpipe.Reader]:
-    """Writes a file, and returns a function that opens it."""
-    if kind == "avro":
-        fastpipe.write_avro(path, table, codec="null")
-        return partial(fastpipe.read_avro, path)
-    if kind == "csv":
-        pyarrow.csv.write_csv(table, path)
-        return partial(fastpipe.read_csv, path)
-    pyarrow.parquet.write_table(table, path, row_group_size=50_000)
-    return partial(fastpipe.read_parquet, path)
-
-
-def count(reader: fastpipe.Reader) -> tuple[int, float]:
-    """Reads a pass, and returns its number of rows and a sum."""
-    rows, total = 0, 0.0
-    for batch in reader:
-        rows += len(batch["x0"])
-        total += float(batch["x0"].sum(dtype="f8"))
-    return rows, total
 
 
 def masking(reader: fastpipe.Reader) -> tuple[int, float]:
@@ -82,8 +48,10 @@ def main(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in bench.args.kinds:
             for where in ("spread", "together"):
-                table = table_of(bench.args.rows, where == "spread")
-                opened = write(kind, table, Path(folder) / f"{where}.{kind}")
+                draw = np.random.default_rng(1)
+                keys = draw.integers(0, KEYS, bench.args.rows)
+                table = keyed_table(keys if where == "spread" else np.sort(keys), draw)
+                opened = write(kind, table, Path(folder) / f"{where}.{kind}", unit_rows=50_000)
                 reader = opened(batch_size=BATCH_SIZE)
                 found = opened(batch_size=BATCH_SIZE).filter(KEPT)
                 ways: dict[str, Callable[[], Any]] = {

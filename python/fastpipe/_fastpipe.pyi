@@ -667,6 +667,7 @@ def mix_orders(
     *,
     all_exhausted: bool = False,
     rows: int | None = None,
+    seed: int | None = None,
 ) -> Data: ...
 
 @final

@@ -57,6 +57,11 @@ class TableData(BaseDataset):
         """Returns the number of rows, and a digest of the columns and some rows, for states of all versions."""
         return {"rows": self.handle.num_rows, "digest": self.handle.digest().hex()}
 
+    @property
+    def holds_units(self) -> bool:
+        """Returns False: the rows are in memory anyway."""
+        return False
+
     def default_window(self, batch_size: int) -> int:
         """Returns the number of rows that are shuffled together by default: all."""
         return whole_window(self, batch_size)

@@ -93,6 +93,10 @@ class Dataset(Protocol):
     def default_window(self, batch_size: int) -> int | None:
         """Returns the default of `shuffle_buffer`. None for the larger of 16 batches and 64 average units."""
 
+    @property
+    def holds_units(self) -> bool:
+        """Whether a pass holds the contents of the units of a window in memory, unlike those of in-memory data."""
+
     def narrowed(self, names: Sequence[str]) -> Dataset:
         """Returns a dataset of the same rows, in the same sequence, for a sequential pass that needs few features.
 
@@ -111,6 +115,11 @@ class Dataset(Protocol):
 
 class BaseDataset:
     """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed."""
+
+    @property
+    def holds_units(self) -> bool:
+        """Returns True."""
+        return True
 
     def default_window(self, batch_size: int) -> int | None:
         """Returns None: the larger of 16 batches and 64 average units."""

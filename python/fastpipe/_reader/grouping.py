@@ -95,6 +95,11 @@ class GroupedDataset(BaseDataset):
         named = f"{whole['digest']} groups {self._own_digest}"
         return whole | {"rows": self.handle.num_rows, "digest": digest(named.encode())}
 
+    @property
+    def holds_units(self) -> bool:
+        """Whether an order keeps the units of its window in memory, as that of the rows does."""
+        return self.whole.holds_units
+
     def default_window(self, batch_size: int) -> int:
         """Returns the default of the rows if they have their own, or else the default for units of groups."""
         whole = self.whole.default_window(batch_size)

@@ -44,6 +44,7 @@ class MixedDataset(BaseDataset):
         members: The readers, at least one. Their features and categories are equal.
         starts: First row of each phase, from 0 on.
         stop: When an epoch ends: `"first_exhausted"`, `"all_exhausted"`, or after this number of rows.
+        seed: Seed of a random assignment of rows to readers. None for the even assignment.
 
     Raises:
         LimitError: If there are too many rows or units.
@@ -53,14 +54,15 @@ class MixedDataset(BaseDataset):
 
     column_times = None
 
-    def __init__(self, members: Sequence[Member], starts: Sequence[int], stop: str | int) -> None:
-        self._members, self._starts, self._stop = tuple(members), tuple(starts), stop
+    def __init__(self, members: Sequence[Member], starts: Sequence[int], stop: str | int, seed: int | None) -> None:
+        self._members, self._starts, self._stop, self._seed = tuple(members), tuple(starts), stop, seed
         self._orders = [member.ordering.of(member.data.handle) for member in self._members]
         self.handle = mix_orders(
             self._orders,
             [(start, [member.shares[phase] for member in members]) for phase, start in enumerate(self._starts)],
             all_exhausted=stop == "all_exhausted",
             rows=stop if isinstance(stop, int) else None,
+            seed=seed,
         )
         first = self._members[0].data
         self.features, self.categories = first.features, first.categories
@@ -77,7 +79,7 @@ class MixedDataset(BaseDataset):
 
     def with_members(self, members: Sequence[Member], batch_size: int = 1) -> MixedDataset:
         """Returns a mixture of other readers with the same weights, whose rows stand for `batch_size` rows each."""
-        return MixedDataset(members, [start // batch_size for start in self._starts], self._stop)
+        return MixedDataset(members, [start // batch_size for start in self._starts], self._stop, self._seed)
 
     @property
     def orders(self) -> list[Order]:
@@ -92,8 +94,8 @@ class MixedDataset(BaseDataset):
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the number of readers and rows, and digests.
 
-        `digest` is that of the readers and their orders. `weights` has the first row of each phase and a digest of its
-        shares. `passes` is a digest of the number of epochs that each reader begins in an epoch of the mixture.
+        `digest` is that of the readers and their orders. `assignment` has the seed of a random one. `weights` has the
+        first row of each phase and a digest of its shares. `passes` is a digest of the number of epochs that each reader begins in an epoch of the mixture.
         """
         readers = [
             [member.data.fingerprint(version), member.ordering.stored(order.shuffle_buffer)]
@@ -105,6 +107,7 @@ class MixedDataset(BaseDataset):
             "readers": len(readers),
             "rows": sum(counts),
             "digest": _digest(readers),
+            "assignment": "even" if self._seed is None else f"random, seed={self._seed}",
             "weights": [
                 [start, _digest([member.shares[phase] for member in self._members])]
                 for phase, start in enumerate(self._starts)
@@ -120,8 +123,8 @@ class MixedDataset(BaseDataset):
         """
         own = self.fingerprint()
         try:
-            # At most so many rows of the epoch were read, by all ranks.
-            read = (progress["next"] + progress["taken"] * progress["world_size"]) * batch_size
+            # Ranks take single batches in turn. So all ranks together have read exactly the batches before this one.
+            read = progress["next"] * batch_size
             before = [[phase for phase in each["weights"] if phase[0] < read] for each in (saved, own)]
             fits = before[0] == before[1] and (progress["epoch"] == 0 or saved["passes"] == own["passes"])
         except (IndexError, KeyError, TypeError):
@@ -136,7 +139,7 @@ class MixedDataset(BaseDataset):
         return MixtureLocation(file=found.file, row=found.row, reader=member.name, location=found)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MixedDataset, (self._members, self._starts, self._stop)
+        return MixedDataset, (self._members, self._starts, self._stop, self._seed)
 
     def __str__(self) -> str:
         period = sum(member.shares[0] for member in self._members)
@@ -144,4 +147,5 @@ class MixedDataset(BaseDataset):
         more = len(self._members) - _SHOWN
         rest = f" and {more} more readers" if more > 0 else ""
         changes = f", later with {len(self._starts) - 1} other weights" if len(self._starts) > 1 else ""
-        return f"a mixture of {', '.join(shown)}{rest}{changes}"
+        how = "" if self._seed is None else "random "
+        return f"a {how}mixture of {', '.join(shown)}{rest}{changes}"

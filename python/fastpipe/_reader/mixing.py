@@ -9,6 +9,8 @@ from fractions import Fraction
 from numbers import Rational, Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import numpy as np
+
 from fastpipe._arguments import shown, within
 from fastpipe._fastpipe import RemoteDataset
 from fastpipe._reader.left_out_steps import check_all_steps
@@ -40,6 +42,7 @@ def mix(
     *,
     batch_size: int | None = None,
     stop: Stop = "first_exhausted",
+    assignment: Literal["even", "random"] = "even",
     seed: int | None = None,
     drop_last: bool = False,
     epochs: int | None = 1,
@@ -53,10 +56,9 @@ def mix(
 ) -> _Reader:
     """Mixes the rows of several readers in given proportions.
 
-    Each reader's rows come in its own order: that of its `shuffle`, `shuffle_buffer` and `seed`. Which reader row i of
-    the mixture comes from depends only on i and the weights, by the chairman assignment (R. Tijdeman, The chairman
-    assignment problem, 1980). So for every n, the number of the first n rows that come from a reader differs from n
-    times its share by less than one row.
+    Each reader's rows come in its own order: that of its `shuffle`, `shuffle_buffer` and `seed`. The default of
+    `shuffle_buffer` for files and units is divided by the number of readers, because all windows are in memory. Which reader row i of
+    the mixture comes from depends only on i, the weights and `assignment`, and is the same in each epoch.
 
     The result is a reader like any other: any batch can be read at once, a state resumes exactly, also with another
     number of ranks, and all adapters work. All readers share its threads and its memory. A mixture can be mixed again.
@@ -81,8 +83,14 @@ def mix(
             occurs twice. `"all_exhausted"`: when every row of each reader with a weight has occurred; exhausted readers
             start again, with the order of their next epoch. A number: after this many rows, 1 to 2^62; exhausted
             readers start again. Defaults to `"first_exhausted"`.
-        seed: Seed of shuffled readers that have no seed of their own, 0 to 2^64 - 1. Each one gets another seed. Not
-            needed if all shuffled readers have a seed. Defaults to None.
+        assignment: How rows are assigned to readers. `"even"`: for every n, the number of the first n rows that come
+            from a reader differs from n times its share by less than one row (R. Tijdeman, The chairman assignment
+            problem, 1980). `"random"`: in random sequence, which depends on `seed`. Counts are exact after every 2^18
+            rows or somewhat fewer (2^20 for shares that need them), and the sequence then repeats. Defaults to
+            `"even"`.
+        seed: Seed of a random assignment, and of shuffled readers that have no seed of their own, 0 to 2^64 - 1. Each of
+            these readers gets another seed. Not needed if all shuffled readers have a seed and `assignment` is
+            `"even"`. Defaults to None.
         drop_last: Whether to drop the last batch if it has fewer than `batch_size` rows. Defaults to False.
         epochs: Number of epochs in each pass, 1 to 2^31 - 1. None repeats without end. Defaults to 1.
         rank: Index of the shard that the mixture yields, 0 to `world_size - 1`. At each step, the ranks together get
@@ -108,7 +116,8 @@ def mix(
         LimitError: If an epoch would have more than 2^62 rows.
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, a reader with a weight has no rows, is divided among ranks, or is
-            shuffled without a seed, or the batch sizes differ and `batch_size` is missing.
+            shuffled without a seed, a random assignment has no seed, or the batch sizes differ and `batch_size` is
+            missing.
 
     Example:
         >>> import fastpipe
@@ -132,12 +141,16 @@ def mix(
         stop = within("stop", stop, 1, _MOST_ROWS)
     elif stop not in ("first_exhausted", "all_exhausted"):
         raise ValueError(f'stop must be "first_exhausted", "all_exhausted" or a number of rows; got {shown(stop)}')
+    if assignment not in ("even", "random"):
+        raise ValueError(f'assignment must be "even" or "random"; got {shown(assignment)}')
     own = None if seed is None else within("seed", seed, 0, 2**64 - 1)
+    if own is None and assignment == "random":
+        raise ValueError('assignment="random" needs a seed: pass seed= to mix')
     members = [
         Member(
             name,
             reader._data.unsliced(),
-            _seeded(name, number, reader._ordering, own),
+            _seeded(name, number, _windowed(reader, len(named)), own),
             tuple(shares[name] for _, shares in phases),
         )
         for number, (name, reader) in enumerate(named.items())
@@ -154,7 +167,8 @@ def mix(
     running = PassOptions.checked(num_threads=num_threads, prefetch=prefetch, memory_limit=memory_limit)
     if packs is not None and on_uneven == "pad":
         raise ValueError('a mixture of groups can\'t have on_uneven="pad": use "drop" or "allow"')
-    data = MixedDataset(members, [step * ordering.batch_size for step, _ in phases], stop)
+    starts = [step * ordering.batch_size for step, _ in phases]
+    data = MixedDataset(members, starts, stop, own if assignment == "random" else None)
     mixed = made(data, ordering=ordering.of_mixture(), running=running, progress=progress, epochs=epochs)
     mixture: Any = mixed if packs is None else yielding(mixed, packs, mixed)
     return mixture  # type: ignore[no-any-return]
@@ -310,6 +324,19 @@ def _check_features(named: Mapping[str, Reader]) -> None:
 def _only(first: str, own: Mapping[str, Any], other: str, theirs: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"only {first!r} has {feature!r}" for feature in own if feature not in theirs)
     yield from (f"only {other!r} has {feature!r}" for feature in theirs if feature not in own)
+
+
+def _windowed(reader: Reader, readers: int) -> Ordering:
+    """Returns the order of a reader, with its part of the default window.
+
+    All readers hold the units of their windows at once. A window has the rows of a unit and of a batch at least.
+    """
+    ordering, data = reader._ordering, reader._data
+    if ordering.buffer_given or ordering.shuffle not in ("window", "block", "buffer") or not data.holds_units:
+        return ordering
+    units = int(np.count_nonzero(data.unsliced().handle.unit_rows()))
+    average = -(-data.handle.num_rows // max(units, 1))
+    return ordering.with_buffer(max(reader._order.shuffle_buffer // readers, average, ordering.batch_size))
 
 
 def _seeded(name: str, number: int, ordering: Ordering, seed: int | None) -> Ordering:

@@ -92,6 +92,7 @@ class Ordering:
         skipped: Number of draws to skip before this sample.
         without_steps: Ranges `(start, stop)` of steps of each rank that are left out of every epoch, in ascending
             order. States don't depend on them.
+        buffer_given: Whether the user passed `shuffle_buffer`.
     """
 
     shuffle: str
@@ -107,6 +108,7 @@ class Ordering:
     in_step: int | None = None
     skipped: int = 0
     without_steps: tuple[tuple[int, int], ...] = ()
+    buffer_given: bool = False
 
     @classmethod
     def checked(
@@ -154,6 +156,7 @@ class Ordering:
             world_size=world,
             shard_by=_shard_by(kind, shard_by),
             on_uneven=on_uneven,
+            buffer_given=shuffle_buffer is not None,
         )
 
     def sample(self, rows: int, skipped: int, seed: int | None, *, replace: bool) -> Self:
@@ -237,7 +240,7 @@ class Ordering:
 
     def text(self) -> str:
         """Returns the settings as JSON in the format of `fastpipe_order::Settings` (Rust)."""
-        return json.dumps({name: getattr(self, name) for name in self.__slots__ if name != "seed_given"})
+        return json.dumps({name: getattr(self, name) for name in self.__slots__ if name not in _GIVEN})
 
     @classmethod
     def read(cls, text: str, *, seed_given: bool = True) -> Self:
@@ -252,7 +255,8 @@ class Ordering:
         return cls(**found, seed_given=seed_given)
 
 
-_NOT_STORED = ("seed_given", "rank", "world_size", "on_uneven", "in_step", "skipped", "without_steps")
+_GIVEN = ("seed_given", "buffer_given")
+_NOT_STORED = (*_GIVEN, "rank", "world_size", "on_uneven", "in_step", "skipped", "without_steps")
 
 
 def _kind(shuffle: Any) -> str:

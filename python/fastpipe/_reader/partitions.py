@@ -123,6 +123,11 @@ class _Part(BaseDataset):
         """Returns the same partition with fewer features."""
         return _Part(self._whole.narrowed(names), self._part)
 
+    @property
+    def holds_units(self) -> bool:
+        """Returns what holds for the whole dataset."""
+        return self._whole.holds_units
+
     def default_window(self, batch_size: int) -> int:
         """Returns the default of the whole dataset if it has its own, or else the default for the partition's units."""
         whole = self._whole.default_window(batch_size)

@@ -170,6 +170,11 @@ class Selected(BaseDataset):
         """Returns the same rows with fewer features."""
         return Selected(self._whole.narrowed(names), self._rows)
 
+    @property
+    def holds_units(self) -> bool:
+        """Returns what holds for the whole dataset."""
+        return self._whole.holds_units
+
     def default_window(self, batch_size: int) -> int:
         """Returns the default of the whole dataset if it has its own, or else the default for the selection's units.
 

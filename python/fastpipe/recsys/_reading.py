@@ -181,6 +181,11 @@ class InteractionsData(BaseDataset):
             del options["power"]
         return options | self._data.fingerprint()
 
+    @property
+    def holds_units(self) -> bool:
+        """Returns False: the rows are in memory anyway."""
+        return False
+
     def default_window(self, batch_size: int) -> int:
         """Returns the number of rows that are shuffled together by default: all."""
         return whole_window(self, batch_size)

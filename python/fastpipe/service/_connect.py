@@ -167,7 +167,7 @@ class Asked:
         if not (theirs["seed_given"] and ours["seed_given"]):
             # A seed that wasn't given is random: it differs between servers as well.
             ours["seed"] = theirs["seed"]
-        ours["seed_given"] = theirs["seed_given"]
+        ours |= {name: theirs[name] for name in ("seed_given", "buffer_given")}
         differing = [
             f"{name} is {ours[name]!r}, and {theirs[name]!r} there" for name in ours if ours[name] != theirs[name]
         ]

@@ -340,6 +340,11 @@ class CachedData(BaseDataset):
         """Returns the fingerprint of the dataset that was read."""
         return self._whole.fingerprint(version)
 
+    @property
+    def holds_units(self) -> bool:
+        """Returns what holds for the dataset that was read."""
+        return self._whole.holds_units
+
     def default_window(self, batch_size: int) -> int | None:
         """Returns the default of the dataset that was read."""
         return self._whole.default_window(batch_size)

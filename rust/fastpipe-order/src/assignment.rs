@@ -1,12 +1,17 @@
-//! Decides which member of a mixture each row comes from.
+//! Decides which member of a mixture each row comes from: evenly, or at random.
 //!
-//! It is the chairman assignment of R. Tijdeman, The chairman assignment problem (1980). Of `k` members, a member with
+//! The even assignment is the chairman assignment of R. Tijdeman, The chairman assignment problem (1980). Of `k` members, a member with
 //! share `w` gets `x` of the first `j` rows, and `x` differs from `w * j` by at most `1 - 1 / (2k - 2)`, for every
 //! `j`. Shares are integers, so the assignment repeats after as many rows as their sum. One period is kept as a table,
 //! which makes every question about any row a lookup.
+//!
+//! A random assignment is a table too: a uniform permutation of rows whose members have exact shares. It has as many
+//! rows as possible up to `LONGEST_RANDOM`, and then repeats. So it also has exact counts and lookups for any row.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
+
+use fastpipe_random::{Draws, Key, Purpose};
 
 use crate::failure::{Patience, Result, filled, with_room};
 
@@ -15,6 +20,9 @@ pub const LONGEST_PERIOD: u64 = 1 << 20;
 
 /// Maximum number of members.
 pub const MOST_MEMBERS: usize = 1 << 12;
+
+/// Maximum number of rows after which a random assignment repeats, unless the sum of the shares is larger.
+const LONGEST_RANDOM: u64 = 1 << 18;
 
 /// Minimum number of rows between two stored counts.
 const STRIDE: usize = 64;
@@ -54,18 +62,12 @@ impl PartialOrd for Due {
 }
 
 impl Assignment {
-    /// Assigns rows to members in proportion to their shares. There are at most [`MOST_MEMBERS`] members, and the sum
+    /// Assigns rows to members evenly, in proportion to their shares. There are at most [`MOST_MEMBERS`] members, and the sum
     /// of the shares is from 1 to [`LONGEST_PERIOD`].
-    pub(crate) fn new(shares: Vec<u64>, patience: &mut Patience<'_>) -> Result<Assignment> {
+    pub(crate) fn even(shares: Vec<u64>, patience: &mut Patience<'_>) -> Result<Assignment> {
         let period: u64 = shares.iter().sum();
-        let stride = STRIDE.max(shares.len());
-        let mut assignment = Assignment {
-            members: with_room(period as usize)?,
-            counts: with_room((period as usize / stride + 1) * shares.len())?,
-            shares,
-            stride,
-        };
-        let shares = &assignment.shares;
+        let mut assignment = Assignment::empty(shares, period)?;
+        let (shares, stride) = (&assignment.shares, assignment.stride);
         let sharing = shares.iter().filter(|&&share| share > 0).count() as u64;
         // 2k - 2. With a single member, any value works.
         let scale = (2 * sharing).saturating_sub(2).max(1);
@@ -109,6 +111,42 @@ impl Assignment {
             waiting.push(Reverse((release(member, counts[member].into()), member)));
         }
         Ok(assignment)
+    }
+
+    /// Assigns rows to members at random. The conditions of [`Assignment::even`] apply.
+    pub(crate) fn random(mut shares: Vec<u64>, seed: u64, stream: u64) -> Result<Assignment> {
+        let times = (LONGEST_RANDOM / shares.iter().sum::<u64>()).max(1);
+        shares.iter_mut().for_each(|share| *share *= times);
+        let period: u64 = shares.iter().sum();
+        let mut assignment = Assignment::empty(shares, period)?;
+        let Assignment {
+            shares,
+            members,
+            counts,
+            stride,
+        } = &mut assignment;
+        for (member, &share) in (0u16..).zip(shares.iter()) {
+            members.resize(members.len() + share as usize, member);
+        }
+        Draws::new(Key { seed, epoch: 0 }, Purpose::Assignment, stream)
+            .swap(0, period as usize, members, |row| period - row);
+        let mut before = filled(0u32, shares.len())?;
+        for own in members.chunks(*stride) {
+            counts.extend_from_slice(&before);
+            own.iter().for_each(|&member| before[usize::from(member)] += 1);
+        }
+        Ok(assignment)
+    }
+
+    /// Returns an assignment without rows, with room for `period` rows.
+    fn empty(shares: Vec<u64>, period: u64) -> Result<Assignment> {
+        let stride = STRIDE.max(shares.len());
+        Ok(Assignment {
+            members: with_room(period as usize)?,
+            counts: with_room((period as usize / stride + 1) * shares.len())?,
+            shares,
+            stride,
+        })
     }
 
     /// Returns the number of rows after which the assignment repeats.
@@ -183,7 +221,7 @@ mod tests {
     }
 
     fn assigned(shares: &[u64]) -> Assignment {
-        Assignment::new(shares.to_vec(), &mut Patience(&mut || false)).unwrap()
+        Assignment::even(shares.to_vec(), &mut Patience(&mut || false)).unwrap()
     }
 
     proptest! {
@@ -230,6 +268,43 @@ mod tests {
                     prop_assert_eq!(before[member], naive);
                 }
             }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(8))]
+        #[test]
+        fn random_assignments_are_permutations_with_exact_shares(
+            shares in proptest::collection::vec(prop_oneof![0u64..4, 1u64..50, 1u64..9000], 1..90),
+            seed: u64,
+            stream: u64,
+        ) {
+            let sum: u64 = shares.iter().sum();
+            prop_assume!(sum > 0);
+            let assignment = Assignment::random(shares.clone(), seed, stream).unwrap();
+            let times = (LONGEST_RANDOM / sum).max(1);
+            let period = times * sum;
+            prop_assert_eq!(assignment.period(), period);
+            let mut naive: Vec<usize> = (0..shares.len())
+                .flat_map(|member| std::iter::repeat_n(member, (shares[member] * times) as usize))
+                .collect();
+            let draws = Draws::new(Key { seed, epoch: 0 }, Purpose::Assignment, stream);
+            for row in 0..naive.len() {
+                naive.swap(row, row + draws.below(row as u64, period - row as u64) as usize);
+            }
+            prop_assert_eq!(assignment.members(0, period).collect::<Vec<_>>(), naive.clone());
+            let mut counts = vec![0; shares.len()];
+            for (row, member) in (0..).zip(naive) {
+                if row % 97 == 0 {
+                    prop_assert_eq!(assignment.before(row).unwrap(), counts.clone());
+                    prop_assert_eq!(assignment.find(member, counts[member]), Some(row));
+                    let later = counts[member] + 2 * times * shares[member];
+                    prop_assert_eq!(assignment.find(member, later), Some(row + 2 * period));
+                }
+                counts[member] += 1;
+            }
+            let exact: Vec<u64> = shares.iter().map(|share| share * times).collect();
+            prop_assert_eq!(assignment.before(period).unwrap(), exact);
         }
     }
 

@@ -111,8 +111,9 @@ const MOST: u64 = 1 << 62;
 
 impl Mixture {
     /// Mixes the rows of orders. A phase has its first row, from 0 on, and a share for each member: of every
-    /// `shares.iter().sum()` rows from there on, member `m` has `shares[m]`. Calls `stop_planning` now and then; if it
-    /// returns true, the result is an error.
+    /// `shares.iter().sum()` rows from there on, member `m` has `shares[m]`. With a seed, rows are assigned at random, and
+    /// shares are those of longer periods. Calls `stop_planning` now and then; if it returns true, the result is an
+    /// error.
     ///
     /// # Errors
     ///
@@ -121,6 +122,7 @@ impl Mixture {
         orders: &[Arc<Order>],
         phases: &[(u64, Vec<u64>)],
         stop: Stop,
+        seed: Option<u64>,
         stop_planning: &mut dyn FnMut() -> bool,
     ) -> Result<Mixture, MixtureError> {
         let fits = |shares: &Vec<u64>| {
@@ -156,7 +158,7 @@ impl Mixture {
                 passes: 1,
             });
         }
-        let schedule = Schedule::new(phases, &mut Patience(stop_planning))?;
+        let schedule = Schedule::new(phases, seed, &mut Patience(stop_planning))?;
         let sharing = || members.iter().enumerate().filter(|(index, _)| shares(*index));
         let rows = match stop {
             Stop::FirstExhausted => {

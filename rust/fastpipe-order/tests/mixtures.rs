@@ -83,7 +83,7 @@ fn mixed(
     stop: Stop,
     settings: Settings,
 ) -> Arc<Order> {
-    let mixture = Mixture::new(orders, phases, stop, &mut || false).unwrap();
+    let mixture = Mixture::new(orders, phases, stop, None, &mut || false).unwrap();
     let units = Arc::new(Units::new(counts.iter().flatten().copied()).unwrap());
     assert_eq!(units.len() as u64, mixture.units());
     Arc::new(Order::of_mixture(&units, settings, Arc::new(mixture)).unwrap())
@@ -269,7 +269,7 @@ proptest! {
         let (first, second) = (alone(&first), alone(&second));
         let stop = [Stop::FirstExhausted, Stop::AllExhausted, Stop::Rows(300)][stop as usize];
         let orders = [first.order(0), second.order(0)];
-        let mixture = Mixture::new(&orders, &[(0, shares.to_vec())], stop, &mut || false).unwrap();
+        let mixture = Mixture::new(&orders, &[(0, shares.to_vec())], stop, None, &mut || false).unwrap();
         let counts = |given: &Given, passes: u64| {
             let all: Vec<u32> = given.counts.iter().flatten().copied().collect();
             all.repeat(passes as usize)
@@ -308,7 +308,7 @@ fn unfit_members_are_refused() {
     let one = order(&[3], Settings::default());
     let single = std::slice::from_ref(&one);
     let mix = |orders: &[Arc<Order>], shares: &[u64], stop| {
-        Mixture::new(orders, &[(0, shares.to_vec())], stop, &mut || false).map(|mixture| mixture.rows())
+        Mixture::new(orders, &[(0, shares.to_vec())], stop, None, &mut || false).map(|mixture| mixture.rows())
     };
     let all = Stop::AllExhausted;
     assert_eq!(mix(&[], &[], all), Err(MixtureError::Shares));
@@ -327,7 +327,7 @@ fn unfit_members_are_refused() {
     );
     assert_eq!(mix(&[one.clone(), none], &[1, 0], all), Ok(3));
     let phases = |phases: &[(u64, Vec<u64>)], stop| {
-        Mixture::new(&[one.clone(), one.clone()], phases, stop, &mut || false).map(|mixture| mixture.rows())
+        Mixture::new(&[one.clone(), one.clone()], phases, stop, None, &mut || false).map(|mixture| mixture.rows())
     };
     assert_eq!(phases(&[], all), Err(MixtureError::Shares));
     assert_eq!(phases(&[(1, vec![1, 1])], all), Err(MixtureError::Shares));
@@ -360,6 +360,6 @@ fn unfit_members_are_refused() {
     );
     assert_eq!(mix(&[one.clone(), large], &[1 << 19, 1], Stop::FirstExhausted), Ok(3));
     assert_eq!(mix(single, &[1], Stop::Rows(u64::MAX)), Err(MixtureError::TooLong));
-    let stopped = Mixture::new(&[one], &[(0, vec![1 << 20])], all, &mut || true);
+    let stopped = Mixture::new(&[one], &[(0, vec![1 << 20])], all, None, &mut || true);
     assert!(matches!(stopped, Err(MixtureError::Plan(_))));
 }

@@ -50,6 +50,8 @@ pub enum Purpose {
     /// The order of cells of files, and the lap in which each row is taken: stream 2, where the position is the row's
     /// first byte. Stream 3 is for cells whose rows are counted in advance.
     Cells = 10,
+    /// The readers of a mixture's rows. The stream is the first row of the phase.
+    Assignment = 11,
 }
 
 /// A sequence of draws with random access.

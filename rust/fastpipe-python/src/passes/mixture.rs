@@ -14,15 +14,17 @@ use crate::sources::data::{Begin, Data, Mixed};
 
 /// Creates the dataset of a mixture. Each phase has its first row and its shares. Of every `sum(shares)` rows from
 /// there on, `shares[k]` come from the dataset of `orders[k]`, in that order. An epoch has `rows` rows; None means
-/// until the first order is exhausted or, with `all_exhausted`, until each one was exhausted once.
+/// until the first order is exhausted or, with `all_exhausted`, until each one was exhausted once. With a seed, the
+/// orders of rows are drawn at random.
 #[pyfunction]
-#[pyo3(signature = (orders, phases, *, all_exhausted=false, rows=None))]
+#[pyo3(signature = (orders, phases, *, all_exhausted=false, rows=None, seed=None))]
 pub(crate) fn mix_orders(
     py: Python<'_>,
     orders: Vec<Py<Order>>,
     phases: Vec<(u64, Vec<u64>)>,
     all_exhausted: bool,
     rows: Option<u64>,
+    seed: Option<u64>,
 ) -> PyResult<Py<Data>> {
     let stop = match rows {
         Some(rows) => Stop::Rows(rows),
@@ -35,7 +37,7 @@ pub(crate) fn mix_orders(
         interrupt = Python::attach(|py| py.check_signals()).err();
         interrupt.is_some()
     };
-    let mixture = py.detach(|| Mixture::new(&plans, &phases, stop, &mut stop_planning));
+    let mixture = py.detach(|| Mixture::new(&plans, &phases, stop, seed, &mut stop_planning));
     if let Some(interrupt) = interrupt {
         return Err(interrupt);
     }
