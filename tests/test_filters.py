@@ -721,3 +721,28 @@ def test_depth_is_limited() -> None:
     assert repr(eval(repr(deep > 0))) == repr(deep > 0)
     with pytest.raises(LimitError, match=r"nested 100 levels deep.*is_in"):
         functools.reduce(operator.add, [deep, 1, 2])
+
+
+def test_filters_that_leave_holes_keep_the_steps(make: Make) -> None:
+    reader = make(batch_size=13, num_threads=2)
+    holes = reader.filter(condition_of(reader), mode="holes")
+    assert "filter" in dict(holes.plan().stages)
+    assert pa.table(holes).equals(passed(make(batch_size=13)))
+    # pyarrow's table began with epoch 0.
+    holes.set_epoch(0)
+    batches = list(holes)
+    assert len(batches) == len(holes) == len(reader)
+    for step, batch in enumerate(batches):
+        part = make(batch_size=13).take(range(13 * step, min(13 * step + 13, ROWS)))
+        assert len(next(iter(batch.values()))) == part.filter(condition_of(reader)).num_rows
+        assert digests([holes.batch_at(step, 0)]) == digests([batch])
+    again = pickle.loads(pickle.dumps(make(batch_size=13).filter(condition_of(reader), mode="holes")))
+    holes.set_epoch(0)
+    for _ in itertools.islice(holes, 5):
+        pass
+    again.load_state_dict(holes.state_dict())
+    assert digests(again) == digests(batches[5:])
+    with pytest.raises(ValueError, match='mode must be "even" or "holes"'):
+        reader.filter(condition_of(reader), mode="odd")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="takes a condition"):
+        reader.filter(3, mode="holes")  # type: ignore[call-overload]

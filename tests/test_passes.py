@@ -16,7 +16,7 @@ import fastpipe.cuda
 import fastpipe.jax
 import fastpipe.torch
 import samples
-from fastpipe._reader.passes import Passes, Position, Started, passes_of
+from fastpipe._reader.passes import BatchPlace, Passes, Position, Started, passes_of
 from plain_gpu import PlainEngine
 from samples import Data, through_json
 
@@ -56,6 +56,9 @@ class Doubled(Passes):
 
     def __len__(self) -> int:
         return len(self._of)
+
+    def place_of(self, epoch: int, step: int) -> BatchPlace:
+        return self._of.place_of(epoch, step)
 
     def shard(self, num_shards: int, index: int) -> Passes:
         return self._same(self._of.shard(num_shards, index))
@@ -203,6 +206,7 @@ def test_other_objects_are_refused(other: object) -> None:
 PUBLIC = [
     "batch_at",
     "batch_size",
+    "bucket",
     "cache",
     "categories",
     "close",
@@ -219,6 +223,7 @@ PUBLIC = [
     "locate",
     "map",
     "num_rows",
+    "pack",
     "partition",
     "plan",
     "rank",
