@@ -609,7 +609,8 @@ class Reader:
                 units. The name of the file has a digest of the paths, sizes and times of the files (or the fingerprint
                 of the units), the features and their settings, so other datasets may use the same folder. A file that
                 another process wrote is used, and an incomplete one is replaced. fastpipe never removes files of other
-                datasets. Defaults to None: the rows are in memory.
+                datasets, or the file `.fastpipe-*.tmp` of a program that was killed while it wrote. Defaults to None:
+                the rows are in memory.
             max_bytes: Maximum size of the rows: a number of bytes, or a string such as "2GB". Defaults to None: no
                 limit.
 
