@@ -116,7 +116,7 @@ class MixedDataset(BaseDataset):
         """
         own = self.fingerprint()
         try:
-            # At most so many rows of the epoch were read, by all ranks.
+            # All ranks together have read at most this number of rows of the epoch.
             read = (progress["next"] + progress["taken"] * progress["world_size"]) * batch_size
             before = [[phase for phase in each["weights"] if phase[0] < read] for each in (saved, own)]
             fits = before[0] == before[1] and (progress["epoch"] == 0 or saved["passes"] == own["passes"])

@@ -74,7 +74,7 @@ def mix(
             occurs twice. `"all_exhausted"`: when every row of each reader with a weight has occurred; exhausted readers
             start again, with the order of their next epoch. A number: after this many rows, 1 to 2^62; exhausted
             readers start again. Defaults to `"first_exhausted"`.
-        seed: Seed of shuffled readers that have no seed of their own, 0 to 2^64 - 1. Each one gets another seed. Not
+        seed: Seed from which each shuffled reader without a seed gets a different one, 0 to 2^64 - 1. Not
             needed if all shuffled readers have a seed. Defaults to None.
         drop_last: Whether to drop the last batch if it has fewer than `batch_size` rows. Defaults to False.
         epochs: Number of epochs in each pass, 1 to 2^31 - 1. None repeats without end. Defaults to 1.
@@ -209,7 +209,7 @@ def _weight(name: str, weight: Any) -> Fraction:
 def shares_of(weights: Sequence[Fraction]) -> list[int]:
     """Returns integers in the proportion of the weights, whose sum is at most 2^20.
 
-    If there are none, the shares are rounded to multiples of 2^-20, by the largest remainders.
+    If no such integers exist, the shares are rounded to multiples of 2^-20, by the largest remainders.
 
     Raises:
         ValueError: If no weight is above 0.

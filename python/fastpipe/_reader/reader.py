@@ -485,7 +485,7 @@ class Reader:
             seed: Seed of the hash, 0 to 2^64 - 1. Defaults to 0.
 
         Returns:
-            For each fold, a reader of all other rows and a reader of its own rows.
+            For each fold, a reader of all other rows and a reader of the fold's rows.
 
         Raises:
             SchemaError: If `by` or `stratify` isn't the name of a feature with one such value per row.
@@ -564,8 +564,8 @@ class Reader:
         split, served and filtered again. Its batches are full. Units (blocks, row groups, CSV chunks) in which no row
         passes aren't read again. If no row passes, `filter` issues a `RowsLeftOutWarning`.
 
-        A row passes if the condition is true for it, not if it is null. Values that a source draws anew in each epoch,
-        such as negatives, are those of epoch 0.
+        A row passes if the condition is true for it, not if it is null. For values that a source draws again in each
+        epoch, such as negatives, the values of epoch 0 count.
 
         Args:
             condition: A condition on features with one value per row: see `fastpipe.col`.
@@ -596,9 +596,9 @@ class Reader:
     def cache(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None) -> Reader:
         """Reads all rows once, here, and keeps them in memory or in a file, so that later passes are fast.
 
-        The result has this reader's order, ranks, threads, limits and epochs, and begins at its beginning. All batches,
-        states, locations and splits are those of this reader; only `partition` may divide it at other units. Cache a
-        reader of a few gigabytes whose rows are slow to decode or to fetch. Filter it and select its columns before.
+        The result has this reader's order, ranks, threads, limits and epochs, and begins at its beginning. It has the
+        same batches, states, locations and splits. Only `partition` may divide it at other units. Cache a reader of a
+        few gigabytes whose rows are slow to decode or to fetch. Filter it and select its columns before.
         Later changes of its files aren't noticed.
 
         Rows in memory take the bytes of their batches, in addition to `memory_limit`. Each rank and each process keeps
@@ -622,7 +622,7 @@ class Reader:
             LimitError: If the rows take more than `max_bytes`.
             StorageError: If the file can't be written or read.
             TypeError: If an argument has the wrong type.
-            UnsupportedError: If this reader reads from servers, draws values anew in each epoch (such as negatives),
+            UnsupportedError: If this reader reads from servers, draws values again in each epoch (such as negatives),
                 has a feature that Arrow can't keep exactly, which the message names, or if `directory` is passed and
                 the dataset doesn't consist of local files or custom units.
             FastpipeError: If the data can't be read.
@@ -700,7 +700,7 @@ class Reader:
 
         The function gets a batch, a dict whose arrays belong to it: it may change them, keep them, or return them. With
         `on_uneven="pad"`, the batch has the column `valid`. The function may return a dict with other features and
-        another number of rows, or any other object. `len`, steps and states count batches, whatever they contain. To
+        another number of rows, or any other object. `len`, steps and states count batches, not rows. To
         get batches of equal size from rows that the function selects, use `Rebatcher(mapped, batch_size)`, which also
         has states.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RemainingSteps:
-    """Yields the batches of a reader except those of some steps. Created by `Reader.without(steps=...)`.
+    """Yields the batches of a reader except at some steps. Created by `Reader.without(steps=...)`.
 
     Each remaining batch has the rows that it has in the reader, and the batches are in the same sequence. `len`,
     `batch_at` and `locate` count only the remaining batches. A state is a state of the reader, whose step counts all
@@ -104,7 +104,7 @@ class RemainingSteps:
             epoch: Epoch of the batch, 0 to 2^62. Defaults to `epoch`.
 
         Raises:
-            IndexError: If there is no such batch. Negative indices are not supported.
+            IndexError: If the batch doesn't exist. Negative indices are not supported.
             TypeError: If `step` or `epoch` isn't an integer.
             ValueError: If the epoch is out of range.
             FastpipeError: If the batch can't be read.
@@ -153,9 +153,9 @@ class RemainingSteps:
         seed: int | None = None,
         features: Features | None = None,
     ) -> Mapped:
-        """Returns an iterable of the batches after `function` changed them. The arguments are those of `Reader.map`.
+        """Returns an iterable of the batches after `function` changed them. It takes the arguments of `Reader.map`.
 
-        With a seed, the random numbers of a batch are those that it has in a map of the reader. The function doesn't
+        With a seed, a batch has the same random numbers as in a map of the reader. The function doesn't
         get the batches that are left out.
         """
         return map_passes(self._passes, self, function, num_threads, prefetch, seed, features)
