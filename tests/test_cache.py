@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 from dataclasses import replace
@@ -49,7 +50,7 @@ def test_batches_and_states_are_those_of_the_reader(
     make: Make, order: dict[str, Any], stored: bool, tmp_path: Path
 ) -> None:
     if is_redrawn(make):
-        with pytest.raises(UnsupportedError, match="cannot keep negatives, which are drawn anew"):
+        with pytest.raises(UnsupportedError, match="cannot keep negatives, which are drawn again"):
             make(batch_size=30).cache()
         return
     if stored and not is_filed(make):
@@ -198,7 +199,7 @@ def test_files_of_the_cache(tmp_path: Path) -> None:
         assert digests(csv_of(tmp_path).cache(folder)) == digests(csv_of(tmp_path))
         assert (folder / name).read_bytes() == good
     # Files of an interrupted writer are ignored, and other data has other files.
-    (folder / f"{name[:-6]}-abc.part").write_bytes(good[:100])
+    (folder / ".fastpipe-0123.tmp").write_bytes(good[:100])
     csv_of(tmp_path).cache(folder)
     for options in (
         {"columns": ["x"], "overrides": {"x": fastpipe.DenseSpec((), "int32")}},
@@ -232,6 +233,21 @@ def test_an_interruption_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fastpipe.read_units(Failing(), batch_size=2).cache(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_files_are_replaced_or_refused(tmp_path: Path) -> None:
+    reader = csv_of(tmp_path, shuffle=False, seed=None)
+    wanted = digests(reader)
+    reader.cache(tmp_path / "cache")
+    (path,) = (tmp_path / "cache").iterdir()
+    good = path.read_bytes()
+    draw = np.random.default_rng(1)
+    for at in draw.integers(len(good), size=60).tolist():
+        path.unlink()
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << int(draw.integers(8))]) + good[at + 1 :])
+        with contextlib.suppress(fastpipe.FastpipeError):
+            # Values may differ: a file has no checksums.
+            assert len(digests(csv_of(tmp_path, shuffle=False, seed=None).cache(tmp_path / "cache"))) == len(wanted)
 
 
 def fill(folder: str) -> list[list[int]]:

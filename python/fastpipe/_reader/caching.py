@@ -21,7 +21,7 @@ def cache(reader: Reader, directory: str | os.PathLike[str] | None, max_bytes: i
     from fastpipe.units._cache import cached
 
     def read(data: Dataset, rows: int, **changes: Any) -> Reader:
-        """Returns a reader of rows in the order of a dataset, in batches of so many rows."""
+        """Returns a reader of rows in the order of a dataset, in batches of `rows` rows."""
         ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
         running = replace(reader._running, prefetch=None)
         return reader._like(data, ordering=ordering, running=running, epochs=1, **changes)

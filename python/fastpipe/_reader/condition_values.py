@@ -1,7 +1,7 @@
-"""The typed values of which conditions consist: columns of Arrow record batches, and constants of their types.
+"""The typed values in conditions: columns of Arrow record batches, and constants of their types.
 
 Columns are converted to few types before anything is computed: integers to int64 or uint64, times to int64 in the
-column's unit. Such integers count *ticks*. A constant becomes an exact number of ticks, a fraction.
+column's unit. Such integers count *ticks*. A constant is converted to an exact number of ticks, a fraction.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _MOST = 1024
 class Mapped:
     """Yields the batches of a reader after a function changed them. Created by `Reader.map`.
 
-    It keeps the promises of its reader. Iteration, epochs, states, shards and `batch_at` work as those of a `Reader`,
+    It keeps the promises of its reader. Iteration, epochs, states, shards and `batch_at` work as in a `Reader`,
     and adapters such as `fastpipe.torch.dataset` accept it. Its passes are passes of the reader, which has one active
     pass. So iterate either over the reader or over the map.
 
@@ -185,7 +185,7 @@ class Mapped:
         seed: int | None = None,
         features: Features | None = None,
     ) -> Mapped:
-        """Returns a map of this map: `function` gets the results. The arguments are those of `Reader.map`.
+        """Returns a map of this map: `function` gets the results. It takes the arguments of `Reader.map`.
 
         With the same seed as this map, the function gets other random numbers.
         """

@@ -95,7 +95,8 @@ class MixedDataset(BaseDataset):
         """Returns the number of readers and rows, and digests.
 
         `digest` is that of the readers and their orders. `assignment` has the seed of a random one. `weights` has the
-        first row of each phase and a digest of its shares. `passes` is a digest of the number of epochs that each reader begins in an epoch of the mixture.
+        first row of each phase and a digest of its shares. `passes` is a digest of the number of epochs that each
+        reader begins in an epoch of the mixture.
         """
         readers = [
             [member.data.fingerprint(version), member.ordering.stored(order.shuffle_buffer)]

@@ -57,8 +57,9 @@ def mix(
     """Mixes the rows of several readers in given proportions.
 
     Each reader's rows come in its own order: that of its `shuffle`, `shuffle_buffer` and `seed`. The default of
-    `shuffle_buffer` for files and units is divided by the number of readers, because all windows are in memory. Which reader row i of
-    the mixture comes from depends only on i, the weights and `assignment`, and is the same in each epoch.
+    `shuffle_buffer` for files and units is divided by the number of readers, because all windows are in memory. Which
+    reader row i of the mixture comes from depends only on i, the weights and `assignment`, and is the same in each
+    epoch.
 
     The result is a reader like any other: any batch can be read at once, a state resumes exactly, also with another
     number of ranks, and all adapters work. All readers share its threads and its memory. A mixture can be mixed again.
@@ -88,9 +89,9 @@ def mix(
             problem, 1980). `"random"`: in random sequence, which depends on `seed`. Counts are exact after every 2^18
             rows or somewhat fewer (2^20 for shares that need them), and the sequence then repeats. Defaults to
             `"even"`.
-        seed: Seed of a random assignment, and of shuffled readers that have no seed of their own, 0 to 2^64 - 1. Each of
-            these readers gets another seed. Not needed if all shuffled readers have a seed and `assignment` is
-            `"even"`. Defaults to None.
+        seed: Seed of a random assignment, 0 to 2^64 - 1, from which each shuffled reader without a seed also gets a
+            different one. Not needed if all shuffled readers have a seed and `assignment` is `"even"`. Defaults to
+            None.
         drop_last: Whether to drop the last batch if it has fewer than `batch_size` rows. Defaults to False.
         epochs: Number of epochs in each pass, 1 to 2^31 - 1. None repeats without end. Defaults to 1.
         rank: Index of the shard that the mixture yields, 0 to `world_size - 1`. At each step, the ranks together get
@@ -256,7 +257,7 @@ def _weight(name: str, weight: Any) -> Fraction:
 def shares_of(weights: Sequence[Fraction]) -> list[int]:
     """Returns integers in the proportion of the weights, whose sum is at most 2^20.
 
-    If there are none, the shares are rounded to multiples of 2^-20, by the largest remainders.
+    If no such integers exist, the shares are rounded to multiples of 2^-20, by the largest remainders.
 
     Raises:
         ValueError: If no weight is above 0.

@@ -54,7 +54,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
 
     `state_dict` and `load_state_dict` resume between any two batches. A state is the number of batches that were
     yielded, because the order depends on nothing else. To resume, the incoming batches are read again from the
-    beginning, and as many resulting batches are dropped.
+    beginning, and this number of resulting batches is dropped.
 
     Args:
         batches: Iterable of batches.
@@ -190,9 +190,10 @@ class Rebatcher(Iterator[dict[str, Any]]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resumes from a state: the next batch is the one after the last batch before the state was saved.
 
-        The batches of a `Reader` are read again from the beginning of the pass in which the state was saved, whatever
-        the reader has read since. Any other iterable must yield the same rows as before, from the beginning. Call this
-        method before the first `next` then: fastpipe can't tell whether the rows are the same ones.
+        The batches of a `Reader` are read again from the beginning of the pass in which the state was saved. Batches
+        that the reader has yielded since then don't matter. Any other iterable must yield the same rows as before, from
+        the beginning. For such an iterable, call this method before the first `next`: fastpipe can't check whether the
+        rows are the same.
 
         The first `next` reads all rows that were read before the state was saved. A reader with `shuffle="buffer"`, or
         with another `batch_size`, resumes without reading them.

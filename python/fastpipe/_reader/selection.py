@@ -1,7 +1,7 @@
 """Selections: some rows of a reader's dataset as a smaller dataset.
 
-A selection has the units of the whole dataset with fewer rows each. Its order, length and states are those of a dataset
-that consists of only the selected rows, so every order, rank, partition and adapter works with it.
+A selection has the units of the whole dataset with fewer rows each. It has the order, length and states of a dataset
+that consists of only the selected rows. So every order, rank, partition and adapter works with it.
 
 Rows that are taken by index may be repeated, and have a sequence. A unit has a row as often as it is taken. Shuffled
 orders ignore the sequence, and sequential order follows it.
@@ -108,7 +108,7 @@ class Selected(BaseDataset):
         whole: The whole dataset.
         rows: A bit for each row, the first in the lowest bit of the first byte, uint8 `[ceil(rows / 8)]`, where the
             remaining bits are 0. Or row indices in any sequence, int64 `[n]`.
-        condition: A condition that all selected rows pass, for descriptions. None if there is none.
+        condition: A condition that all selected rows pass, for descriptions. None if it is unknown.
         history: The methods that selected rows, one after another, for plans.
         method: A further method, which selected these rows.
     """

@@ -216,7 +216,7 @@ class Shaping:
             seed: Seed of the hash, 0 to 2^64 - 1. Defaults to 0.
 
         Returns:
-            For each fold, a reader of all other rows and a reader of its own rows.
+            For each fold, a reader of all other rows and a reader of the fold's rows.
 
         Raises:
             SchemaError: If `by` or `stratify` isn't the name of a feature with one such value per row.
@@ -298,8 +298,8 @@ class Shaping:
         split, served and filtered again. Its batches are full. Units (blocks, row groups, CSV chunks) in which no row
         passes aren't read again. If no row passes, `filter` issues a `RowsLeftOutWarning`.
 
-        A row passes if the condition is true for it, not if it is null. Values that a source draws anew in each epoch,
-        such as negatives, are those of epoch 0.
+        A row passes if the condition is true for it, not if it is null. For values that a source draws again in each
+        epoch, such as negatives, the values of epoch 0 count.
 
         With `mode="holes"`, nothing is read here. The condition is evaluated for each batch when it is yielded, also
         for readers of servers, samples and mixtures. Batches keep their steps and have fewer rows, some of them none.
@@ -339,9 +339,9 @@ class Shaping:
     def cache(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None) -> Reader:
         """Reads all rows once, here, and keeps them in memory or in a file, so that later passes are fast.
 
-        The result has this reader's order, ranks, threads, limits and epochs, and begins at its beginning. All batches,
-        states, locations and splits are those of this reader; only `partition` may divide it at other units. Cache a
-        reader of a few gigabytes whose rows are slow to decode or to fetch. Filter it and select its columns before.
+        The result has this reader's order, ranks, threads, limits and epochs, and begins at its beginning. It has the
+        same batches, states, locations and splits. Only `partition` may divide it at other units. Cache a reader of a
+        few gigabytes whose rows are slow to decode or to fetch. Filter it and select its columns before.
         Later changes of its files aren't noticed.
 
         Rows in memory take the bytes of their batches, in addition to `memory_limit`. Each rank and each process keeps
@@ -352,7 +352,8 @@ class Shaping:
                 units. The name of the file has a digest of the paths, sizes and times of the files (or the fingerprint
                 of the units), the features and their settings, so other datasets may use the same folder. A file that
                 another process wrote is used, and an incomplete one is replaced. fastpipe never removes files of other
-                datasets. Defaults to None: the rows are in memory.
+                datasets, or the file `.fastpipe-*.tmp` of a program that was killed while it wrote. Defaults to None:
+                the rows are in memory.
             max_bytes: Maximum size of the rows: a number of bytes, or a string such as "2GB". Defaults to None: no
                 limit.
 
@@ -364,7 +365,7 @@ class Shaping:
             LimitError: If the rows take more than `max_bytes`.
             StorageError: If the file can't be written or read.
             TypeError: If an argument has the wrong type.
-            UnsupportedError: If this reader reads from servers, draws values anew in each epoch (such as negatives),
+            UnsupportedError: If this reader reads from servers, draws values again in each epoch (such as negatives),
                 has a feature that Arrow can't keep exactly, which the message names, or if `directory` is passed and
                 the dataset doesn't consist of local files or custom units.
             FastpipeError: If the data can't be read.
@@ -442,7 +443,7 @@ class Shaping:
 
         The function gets a batch, a dict whose arrays belong to it: it may change them, keep them, or return them. With
         `on_uneven="pad"`, the batch has the column `valid`. The function may return a dict with other features and
-        another number of rows, or any other object. `len`, steps and states count batches, whatever they contain. To
+        another number of rows, or any other object. `len`, steps and states count batches, not rows. To
         get batches of equal size from rows that the function selects, use `Rebatcher(mapped, batch_size)`, which also
         has states.
 

@@ -222,7 +222,7 @@ def _places(data: Dataset, seed: int) -> list[tuple[int, int]]:
         name = _place_name(path)
         if (other := paths.setdefault(name, path)) != path:
             raise ValueError(
-                f"the files {other} and {path} have the same name, so their rows can't be told apart by place: pass the"
+                f"the files {other} and {path} have the same name, so the places of their rows aren't unique: pass the"
                 " name of a column, by=..., or rename one of the files"
             )
         found.append((rows, int(_hash_of_text(name, seed))))
@@ -253,7 +253,7 @@ def column_hashes(reader: Reader, what: str, column: str, seed: int) -> Iterator
         seed: Seed of the hash.
 
     Raises:
-        SchemaError: If there is no such feature, or if it isn't a column of integers, bools, times, text or bytes.
+        SchemaError: If the feature doesn't exist, or if it isn't a column of integers, bools, times, text or bytes.
     """
     if not isinstance(column, str):
         raise TypeError(f"{what} must be the name of a feature; got {shown(column)}")

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from fastpipe._arguments import memory_size
 from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import encoded_features, require_pyarrow, schema_of
 from fastpipe._fastpipe import RemoteDataset
+from fastpipe._files._atomic_write import replacing
 from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, DerivedDataset, SourceWording
 from fastpipe._reader.mixed_data import MixedDataset
@@ -137,7 +137,7 @@ def _check(data: Dataset) -> None:
         reason = "cache() needs the data itself: call it on the server, and serve a reader of the cached rows"
         raise UnsupportedError(reason, reason=reason)
     if (redrawn := getattr(data, "redrawn", None)) is not None:
-        reason = f"cache() cannot keep {redrawn}, which are drawn anew in each epoch: don't cache this reader"
+        reason = f"cache() cannot keep {redrawn}, which are drawn again in each epoch: don't cache this reader"
         raise UnsupportedError(reason, reason=reason)
 
 
@@ -189,12 +189,13 @@ def _opened(path: Path, schema: pa.Schema, data: Dataset) -> pa.Table | None:
         table.validate()
     except FileNotFoundError:
         return None
-    except pyarrow.ArrowInvalid:
-        return None
     except OSError as error:
-        if path.exists() and path.stat().st_size < 8:
+        # Errors of the operating system have a number. Other ones are about the contents of the file.
+        if error.errno is None or (path.exists() and path.stat().st_size < 8):
             return None
         raise StorageError(f"cannot read the cache {path}: {error}") from error
+    except pyarrow.ArrowException:
+        return None
     whole = table.schema.equals(schema) and table.num_rows == data.handle.num_rows
     return table if whole else None
 
@@ -204,30 +205,35 @@ def _written(path: Path, batches: Iterator[pa.RecordBatch], schema: pa.Schema, d
     import pyarrow
     import pyarrow.ipc
 
-    try:
+    with _storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise StorageError(f"cannot write the cache {path}: {error}") from error
-    try:
-        with open(number, "wb") as file:
-            with pyarrow.ipc.new_file(file, schema) as writer:
-                for batch in batches:
-                    try:
-                        writer.write_batch(batch)
-                    except OSError as error:
-                        raise StorageError(f"cannot write the cache {path}: {error}") from error
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    finally:
-        # The file has this name only if it wasn't finished.
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+    with replacing(str(path)) as name:
+        with _storing(path):
+            file = pyarrow.OSFile(name, "wb")
+        # Nothing is buffered, so closing the file after an error doesn't raise another one.
+        with file:
+            with _storing(path):
+                writer = pyarrow.ipc.new_file(file, schema)
+            for batch in batches:
+                with _storing(path):
+                    writer.write_batch(batch)
+            with _storing(path):
+                writer.close()
     table = _opened(path, schema, data)
     if table is None:
         raise StorageError(f"the cache {path} was changed while it was written: remove it and try again")
     return table
+
+
+@contextlib.contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    """Raises errors of the file system as `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        failed = StorageError(f"cannot write the cache {path}: {error}")
+        failed.errno = error.errno
+        raise failed from error
 
 
 def _check_forms(before: dict[str, Any], after: dict[str, Any]) -> None:
