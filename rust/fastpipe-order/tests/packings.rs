@@ -177,7 +177,7 @@ proptest! {
         let settings = [alone(&given.settings), alone(&other.settings)];
         let mix = |orders: [Order; 2], units: &Arc<Units>| {
             let stop = if all { Stop::AllExhausted } else { Stop::FirstExhausted };
-            let mixture = Mixture::new(&orders.map(Arc::new), &[(0, vec![2, 1])], stop, &mut || false).unwrap();
+            let mixture = Mixture::new(&orders.map(Arc::new), &[(0, vec![2, 1])], stop, None, &mut || false).unwrap();
             let settings = Settings { on_uneven: Uneven::Drop, ..given.settings.clone() };
             Arc::new(Order::of_mixture(units, settings, Arc::new(mixture)).unwrap())
         };

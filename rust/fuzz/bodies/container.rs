@@ -61,7 +61,7 @@ fn plan(source: &AvroSource) -> Result<(), Error> {
             on_uneven: Uneven::Allow,
             ..Settings::default()
         };
-        let order = Arc::new(Order::new(&units, settings).expect("no memory should be needed"));
+        let order = Arc::new(Order::new(&units, settings.clone()).expect("no memory should be needed"));
         if order.planning_memory(settings.shuffle_buffer, true) > MOST_BYTES {
             continue;
         }
