@@ -1,9 +1,9 @@
 //! Decides which member of a mixture each row comes from: evenly, or at random.
 //!
-//! The even assignment is the chairman assignment of R. Tijdeman, The chairman assignment problem (1980). Of `k` members, a member with
-//! share `w` gets `x` of the first `j` rows, and `x` differs from `w * j` by at most `1 - 1 / (2k - 2)`, for every
-//! `j`. Shares are integers, so the assignment repeats after as many rows as their sum. One period is kept as a table,
-//! which makes every question about any row a lookup.
+//! The even assignment is the chairman assignment of R. Tijdeman, The chairman assignment problem (1980). Of `k`
+//! members, a member with share `w` gets `x` of the first `j` rows, and `x` differs from `w * j` by at most `1 - 1 /
+//! (2k - 2)`, for every `j`. Shares are integers, so the assignment repeats after as many rows as their sum. One period
+//! is kept as a table, which makes every question about any row a lookup.
 //!
 //! A random assignment is a table too: a uniform permutation of rows whose members have exact shares. It has as many
 //! rows as possible up to `LONGEST_RANDOM`, and then repeats. So it also has exact counts and lookups for any row.
@@ -62,8 +62,8 @@ impl PartialOrd for Due {
 }
 
 impl Assignment {
-    /// Assigns rows to members evenly, in proportion to their shares. There are at most [`MOST_MEMBERS`] members, and the sum
-    /// of the shares is from 1 to [`LONGEST_PERIOD`].
+    /// Assigns rows to members evenly, in proportion to their shares. There are at most [`MOST_MEMBERS`] members, and
+    /// the sum of the shares is from 1 to [`LONGEST_PERIOD`].
     pub(crate) fn even(shares: Vec<u64>, patience: &mut Patience<'_>) -> Result<Assignment> {
         let period: u64 = shares.iter().sum();
         let mut assignment = Assignment::empty(shares, period)?;

@@ -134,8 +134,8 @@ pub struct Cursor {
     order: Arc<Order>,
     epoch: u64,
     shards: RankShards,
-    /// Steps of the shards: of this rank, and of the rank with the most steps. Like the other fields, they include steps
-    /// that are left out.
+    /// Steps of the shards: of this rank, and of the rank with the most steps. Like the other fields, they include
+    /// steps that are left out.
     steps: (u64, u64),
     /// Finished steps of the shards.
     taken: u64,

@@ -23,8 +23,8 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// Creates a schedule of at least one phase. A phase has its first row and the shares of the members from there on.
-    /// First rows are in strictly ascending order, from 0 on. With a seed, rows are assigned at random. The conditions of
-    /// [`Assignment::even`] apply.
+    /// First rows are in strictly ascending order, from 0 on. With a seed, rows are assigned at random. The conditions
+    /// of [`Assignment::even`] apply.
     pub(crate) fn new(given: &[(u64, Vec<u64>)], seed: Option<u64>, patience: &mut Patience<'_>) -> Result<Schedule> {
         let mut phases: Vec<Phase> = with_room(given.len())?;
         for (first, shares) in given {

@@ -88,8 +88,8 @@ pub struct Settings {
     pub in_step: Option<u64>,
     /// Draws of the epoch to skip before a sample. They belong to other samples, so the samples have no row in common.
     pub skipped: u64,
-    /// Ranges `start..end` of steps of each rank that are left out of every epoch. In JSON they must ascend, and an empty
-    /// list is omitted.
+    /// Ranges `start..end` of steps of each rank that are left out of every epoch. In JSON they must ascend, and an
+    /// empty list is omitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without_steps: Vec<(u64, u64)>,
 }
