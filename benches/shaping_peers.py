@@ -1,20 +1,22 @@
 """Compares filters, mixtures, resuming and packing with other loaders.
 
-The loaders (see `shaping_loaders.py`) run in this process, which is pinned to as many cores as `--threads`, and take
-turns. Each has the same rows: an id, a key, and 16 floats, in batches of 1,024 NumPy rows, in order. A peer that isn't
-installed is left out. "fastpipe" in a title is fastpipe with the same data, or with Parquet if it doesn't read the
-peer's format. `--parts` selects from four parts:
+The loaders (see `shaping_loaders.py`) run in this process, which is pinned to `--threads` cores, and take turns. Each
+has the same rows: an id, a key, and 16 floats, in batches of 1,024 NumPy rows, in order. A peer that isn't installed is
+left out. "fastpipe" in a title is fastpipe with the same data, or with Parquet if it doesn't read the peer's format.
+`--parts` selects from four parts:
 
 * `filter`: A filter on the key keeps 10 % of the rows, spread evenly. A first epoch evaluates it, and reads these rows.
   It is empty for loaders that evaluate it again in every epoch. Opening the data isn't timed.
 * `mixture`: Four sources with weights of 0.4, 0.3, 0.2 and 0.1, and rows in this proportion, so that every loader reads
   each row once. datasets and torchdata draw the source of each row at random.
 * `resume`: The time to the first batch after a state in the middle of an epoch was loaded: in a new pipeline, with
-  opening the data and the filter, and in one that exists. Loaders without states that have rows by index skip rows.
-* `pack`: Sequences of 300 tokens on average in rows of 2,048 tokens, from memory. Grain packs into 64 bins.
+  opening the data and the filter, and in one that exists. Indexes and caches on disk are not made again. Loaders
+  without states that have rows by index skip rows.
+* `pack`: Sequences of 300 tokens on average in padded rows of 2,048 tokens, from memory. Grain packs into 64 bins in
+  every epoch. fastpipe finds the packs when `pack` is called, which only its first epoch includes.
 
-Loaders that make a Python object of each row would take minutes. They read only the first tenth of the batches, and the
-times by row are compared.
+Loaders that make a Python object of each row would take minutes. They read only the first tenth of an epoch's batches,
+and the times by row are compared. Their states, too, are from the middle of a whole epoch.
 
 Before anything is timed, each loader's rows are compared with the data, and its resumed rows with those of a pass that
 wasn't interrupted.
@@ -44,6 +46,8 @@ from shaping_loaders import BATCH_SIZE, KEPT, SHARES, Batch, Contender, Data, Pi
 
 BUDGET = 60.0
 """Seconds of a loader after which it gets fewer rounds."""
+SOME = 10
+"""Batches after a state that are compared if a loader is slow."""
 LENGTH, MEAN, BINS = 2048, 300, 64
 """Tokens of a packed row, mean tokens of a sequence, and rows that Grain fills at once."""
 
@@ -51,6 +55,11 @@ LENGTH, MEAN, BINS = 2048, 300, 64
 def fresh(contender: Contender) -> Pipeline:
     """Opens the data, and returns a pipeline."""
     return contender.shape(contender.open())
+
+
+def restarted(contender: Contender) -> Pipeline:
+    """Returns a pipeline as a program does that starts again. Indexes and other files are not written again."""
+    return (contender.restarted or contender.shape)(contender.open())
 
 
 def same(pipeline: Pipeline) -> Pipeline:
@@ -181,14 +190,15 @@ def resumed(make: Callable[[], Pipeline], state: Any) -> Turn:
 
 
 def middle(contender: Contender, rows: int) -> Any:
-    """Returns the state in the middle of a pass, after checking that the rows of a resumed pass are the same."""
-    half = (most_of(contender, rows) or -(-rows // BATCH_SIZE)) // 2
+    """Returns the state in the middle of an epoch, after checking that a pass continues from it with the same rows."""
+    half = -(-rows // BATCH_SIZE) // 2
+    some = half if most_of(contender, rows) is None else min(half, SOME)
     pipeline = fresh(contender)
     batches = pipeline.batches()
     ids_of(itertools.islice(batches, half))
     state = pipeline.state()
-    expected = ids_of(itertools.islice(batches, half))
-    again = ids_of(itertools.islice(fresh(contender).resume(state), half))
+    expected = ids_of(itertools.islice(batches, some))
+    again = ids_of(itertools.islice(restarted(contender).resume(state), some))
     if not len(expected) or not np.array_equal(again, expected):
         raise RuntimeError(f"{contender.loader} resumed with other rows")
     return state
@@ -216,7 +226,7 @@ def resume(bench: Bench, folder: Path) -> None:
                 reasons[name] = str(error)
                 continue
             pipeline = fresh(contender)
-            ways[(*name, "new")] = partial(resumed, partial(fresh, contender), state)
+            ways[(*name, "new")] = partial(resumed, partial(restarted, contender), state)
             ways[(*name, "existing")] = partial(resumed, partial(same, pipeline), state)
         turns = take_turns(ways, bench.rounds, budget=BUDGET)
         for contender in contenders:
@@ -257,20 +267,10 @@ Packed = tuple[int, int, int]
 """Packed rows, tokens, and the sum of the tokens."""
 
 
-def packed_by_fastpipe(reader: Any) -> Packed:
-    """Packs with fastpipe. Its rows are ragged, without padding."""
+def packed(make: Callable[[], Any]) -> Packed:
+    """Reads packed rows, which are padded with token 0."""
     rows = tokens = total = 0
-    for batch in reader:
-        rows += len(batch["tokens"])
-        tokens += len(batch["tokens"].values)
-        total += int(batch["tokens"].values.sum(dtype="i8"))
-    return rows, tokens, total
-
-
-def packed_by_grain(dataset: Any) -> Packed:
-    """Packs with Grain. Its rows are padded with token 0."""
-    rows = tokens = total = 0
-    for batch in dataset:
+    for batch in make():
         rows += len(batch["tokens"])
         tokens += int(np.count_nonzero(batch["tokens"]))
         total += int(batch["tokens"].sum(dtype="i8"))
@@ -281,21 +281,20 @@ def pack(bench: Bench, folder: Path) -> None:
     """Measures packing."""
     sequences = Sequences(bench.args.sequences)
     ways: dict[str, Callable[[], Packed]] = {}
-    if hasattr(fastpipe.Reader, "pack"):
-        arrays = {"tokens": fastpipe.Ragged(sequences.tokens, sequences.offsets)}
-        reader: Any = fastpipe.from_arrays(arrays, batch_size=BINS, num_threads=bench.args.threads)
-        ways["fastpipe"] = partial(packed_by_fastpipe, reader.pack("tokens", length=LENGTH))
-    else:
-        bench.say("fastpipe is left out, because its readers have no method pack")
+    arrays = {"tokens": fastpipe.Ragged(sequences.tokens, sequences.offsets)}
+    reader = fastpipe.from_arrays(arrays, batch_size=BINS, num_threads=bench.args.threads)
+    packs = reader.pack("tokens", length=LENGTH)
+    ways["fastpipe"] = partial(packed, lambda: packs)
+    ways["fastpipe, first epoch"] = partial(packed, lambda: reader.pack("tokens", length=LENGTH))
     if loaders.installed("grain"):
         import grain
 
-        rows = loaders.iterated(grain.MapDataset.source(sequences), 0)
+        rows = loaders.iterated(grain.MapDataset.source(sequences))
         options: dict[str, Any] = {"length_struct": {"tokens": LENGTH}, "num_packing_bins": BINS}
         first = grain.experimental.FirstFitPackIterDataset(rows, **options)
         best = grain.experimental.BestFitPackIterDataset(rows, **options)
-        ways["Grain, first fit"] = partial(packed_by_grain, first.batch(BINS))
-        ways["Grain, best fit"] = partial(packed_by_grain, best.batch(BINS))
+        ways["Grain, first fit"] = partial(packed, lambda: first.batch(BINS))
+        ways["Grain, best fit"] = partial(packed, lambda: best.batch(BINS))
     turns = take_turns(ways, bench.rounds, budget=BUDGET)
     row = bench.table(
         "loader", "1,000 sequences/s|,.0f", "filled, %|.1f", "times fastpipe's time|,.1f", title="Packing"

@@ -23,7 +23,7 @@ resource = pytest.importorskip("resource")
 
 
 class Slow:
-    """Units of which each takes a while."""
+    """Units that take a while to read."""
 
     rows = (20_000,) * 10
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])

@@ -1,4 +1,4 @@
-"""Packs, beside the rows of which they consist."""
+"""Packs, beside the rows that they contain."""
 
 from __future__ import annotations
 

@@ -531,6 +531,30 @@ def test_rows_are_drawn_by_weight(replace: bool) -> None:
         of_arrays().sample(1, weights=weights, stratify=weights)
 
 
+NUMBERS: list[tuple[str | None, bool, int, list[int]]] = [
+    (None, False, 0, [1, 4, 8, 13, 22, 24]),
+    (None, False, 1, [3, 5, 7, 14, 16, 39]),
+    (None, True, 0, [2, 6, 21, 25, 30, 36]),
+    ("stratify", False, 0, [1, 17, 21, 30, 38, 39]),
+    ("stratify", False, 1, [3, 5, 12, 19, 20, 31]),
+    ("stratify", True, 1, [0, 2, 14, 16, 22, 36]),
+    ("balance", False, 0, [10, 12, 20, 21, 29, 31]),
+    ("balance", False, 1, [2, 4, 9, 13, 27, 32]),
+    ("balance", True, 1, [0, 6, 13, 14, 26, 34]),
+    ("weights", False, 0, [8, 14, 25, 30, 35, 38]),
+    ("weights", False, 1, [5, 7, 11, 16, 17, 28]),
+    ("weights", True, 1, [9, 12, 17, 28, 33, 35]),
+]
+
+
+@pytest.mark.parametrize(("how", "replace", "part", "expected"), NUMBERS)
+def test_samples_never_change(how: str | None, replace: bool, part: int, expected: list[int]) -> None:
+    """A state that was saved with an earlier version must find the same rows."""
+    options: dict[str, Any] = {} if how is None else {how: 1 + np.arange(40) % 3}
+    reader = fastpipe.from_arrays({"i": np.arange(40)}, batch_size=40)
+    assert ids(reader.sample(6, seed=5, replace=replace, part=part, **options)) == expected
+
+
 @pytest.mark.parametrize("how", ["weights", "balance", "stratify"])
 def test_errors_name_the_argument(how: str) -> None:
     rows = fastpipe.from_arrays({"i": np.arange(9), "pair": np.zeros((9, 2))}, batch_size=3)

@@ -135,6 +135,17 @@ def test_a_row_of_a_file_is_where_its_name_and_index_say(tmp_path: Path) -> None
     assert sides(moved.split(0.7, 0.3, seed=3)) == expected
 
 
+def test_rows_that_were_taken_keep_the_side_of_their_place(tmp_path: Path) -> None:
+    for name, rows in (("a", range(50)), ("b", range(50, 130))):
+        csv(tmp_path / f"{name}.csv", rows)
+    reader = fastpipe.read_csv(tmp_path, batch_size=16)
+    expected = sides(reader.split(0.5, 0.3, 0.2, seed=3))
+    taken = np.random.default_rng(1).permutation(130)[:90]
+    parts = reader.take(taken).split(0.5, 0.3, 0.2, seed=3)
+    assert sides(parts) == {int(row): expected[int(row)] for row in taken}
+    assert [ids(part) for part in parts] == [[row for row in taken if expected[row] == side] for side in range(3)]
+
+
 def test_decimals_are_scaled_integers() -> None:
     table = pa.table({"i": np.arange(60), "price": pa.array(range(60)).cast(pa.decimal128(21, 2))})
     for scale in (2, 3):

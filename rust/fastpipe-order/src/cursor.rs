@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::failure::{Patience, Result, reserve};
 use crate::group_walker::GroupWalker;
 use crate::order::Order;
-use crate::plan::{Content, Groups, Planned};
+use crate::plan::{Content, Groups};
 use crate::rank_shards::RankShards;
 use crate::settings::{Kind, Settings, ShardBy, Uneven};
 use crate::state::{State, StateError};
@@ -290,32 +290,23 @@ impl Cursor {
             return Ok(None);
         };
         let step = self.number_at(self.taken);
-        let Planned {
-            mut content,
-            mut released,
-            groups,
-        } = self.walker.batch(batch, patience)?;
-        let real = content.len().min(match groups.sizes.len() {
-            0 => usize::MAX,
+        let mut planned = self.walker.batch(batch, patience)?;
+        let real = match planned.groups.sizes.len() {
+            0 => planned.content.len(),
             groups => groups,
-        }) as u32;
+        };
         if on_uneven == Uneven::Pad {
-            content.fill_up(batch_size, |unit| self.order.rows_of(unit))?;
+            planned.content.fill_up(batch_size, |unit| self.order.rows_of(unit))?;
         }
         if self.order.own_steps.is_some() {
             let Settings { rank, ranks, .. } = self.order.settings;
             let global = |unit: &mut u64| *unit = *unit * ranks + rank;
-            match &mut content {
+            match &mut planned.content {
                 Content::Runs(runs) => runs.iter_mut().for_each(|run| global(&mut run.unit)),
                 Content::Picks(picks) => picks.units.iter_mut().for_each(global),
             }
-            released.iter_mut().for_each(global);
+            planned.released.iter_mut().for_each(global);
         }
-        let mut planned = Planned {
-            content,
-            released,
-            groups,
-        };
         if let Some(packing) = &self.order.packing {
             planned = self.groups.expand(packing, planned, patience)?;
         }
@@ -328,7 +319,7 @@ impl Cursor {
             batch: self.order.among_all(batch),
             window,
             rows: planned.content.len() as u32,
-            valid: if own.is_some() { real } else { 0 },
+            valid: if own.is_some() { real as u32 } else { 0 },
             content: planned.content,
             groups: planned.groups,
             released: planned.released,

@@ -10,7 +10,7 @@ use crate::failure::{Result, collected, filled, reserve, with_room};
 pub enum Grouping {
     /// Groups of at most `capacity` elements, by best-fit decreasing (D. S. Johnson et al., Worst-case performance
     /// bounds for simple one-dimensional packing algorithms, 1974). Of a longer row, the first `capacity` elements
-    /// count; with `split`, each further `capacity` elements are a piece of their own.
+    /// count; with `split`, every further `capacity` elements are another piece.
     Pack {
         /// Maximum number of elements in a group, at least 1.
         capacity: u32,

@@ -112,7 +112,7 @@ const MOST: u64 = 1 << 62;
 impl Mixture {
     /// Mixes the rows of orders. A phase has its first row, from 0 on, and a share for each member: of every
     /// `shares.iter().sum()` rows from there on, member `m` has `shares[m]`. With a seed, rows are assigned at random,
-    /// and shares are those of longer periods. Calls `stop_planning` now and then; if it returns true, the result is an
+    /// and periods are longer. Calls `stop_planning` now and then; if it returns true, the result is an
     /// error.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ pub struct Order {
     own_rows: Option<u64>,
     /// The rows of each epoch, if the caller specified them.
     pub(crate) given: Option<Arc<Vec<u64>>>,
-    /// Set if the rows are those of other orders.
+    /// Set if other orders have the rows.
     pub(crate) composed: Option<Arc<dyn Composed>>,
     /// Set if each row is a group of rows. Units are then its sections.
     pub(crate) packing: Option<Arc<Packing>>,

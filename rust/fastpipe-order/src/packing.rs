@@ -184,7 +184,7 @@ impl Packing {
     pub(crate) fn bytes(&self, groups: u64) -> u64 {
         let items = groups.saturating_mul(self.items_per_group());
         let open = items.saturating_add(self.largest.saturating_mul(2)).min(self.items);
-        // Each item may have a group and a unit of its own.
+        // Each item may have a separate group and unit.
         open.saturating_mul((size_of::<Item>() + 5 * size_of::<u32>()) as u64)
     }
 

@@ -56,7 +56,7 @@ pub struct Groups {
 #[derive(Debug)]
 pub(crate) struct Planned {
     pub(crate) content: Content,
-    /// Units that are no longer needed.
+    /// Units that this batch is the last to use.
     pub(crate) released: Vec<u64>,
     pub(crate) groups: Groups,
 }

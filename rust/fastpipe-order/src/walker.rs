@@ -62,7 +62,7 @@ impl Walker {
         })
     }
 
-    /// Returns an existing batch. If the rows of the order are groups, so are those of the batch.
+    /// Returns an existing batch. If rows of the order are groups, the batch has groups.
     pub(crate) fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<Planned> {
         match self {
             Walker::Sequential(walker) => walker.batch(batch).map(Planned::from),

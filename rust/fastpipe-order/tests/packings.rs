@@ -85,7 +85,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
-    /// Every piece of each row is in one group, and sections have as many rows as a window.
+    /// Every piece of each row is in one group, and a section has the rows of a window at least.
     #[test]
     fn groups_are_made_of_all_rows(given in given()) {
         let Given { counts, lengths, capacity, split, window, .. } = given;
