@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import fastpipe
 from every_source import ROWS, Make, digests, make, order
 from fastpipe import mix
-from fastpipe.errors import SchemaError, StateError, UnsupportedError
+from fastpipe._reader.grouping import GroupedDataset, Grouping
+from fastpipe.errors import NullValueError, SchemaError, StateError, UnsupportedError
 from test_pipelines import Model
 
-pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow")
 
 __all__ = ["make"]
 
@@ -302,6 +303,45 @@ def test_selections_and_taken_rows_are_packed() -> None:
     assert digests(copy) == digests(packs)
 
 
+def test_states_of_other_groups_are_refused() -> None:
+    """Even if there are equally many."""
+    tens = [[1] * 10 for _ in range(40)]
+    state = of_docs(tens).pack("tokens", 20).state_dict()
+    for other in (
+        of_docs(tens).pack("tokens", 21),
+        of_docs(tens).pack("tokens", 20, window=20),
+        of_docs(tens).pack("twice", 20),
+    ):
+        with pytest.raises(StateError, match="cannot resume from this state"):
+            other.load_state_dict(state)
+    data = of_docs(tens)._data
+    grouping = Grouping(("tokens",), 20, 100, "error")
+    lengths = [np.full(40, length, np.uint32) for length in (9, 10)]
+    one, two = (GroupedDataset(data, each, grouping).fingerprint() for each in lengths)
+    assert one["rows"] == two["rows"]
+    assert one["digest"] != two["digest"]
+
+
+def test_shuffle_buffers_are_converted_to_packs() -> None:
+    docs = [[1] * 5 for _ in range(1000)]
+    reader = of_docs(docs, batch_size=4, shuffle=True, shuffle_buffer=200, seed=1)
+    assert reader.pack("tokens", 20)._passes.origin.shuffle_buffer == 50 // 4 * 4 + 4
+    assert reader.bucket("tokens")._passes.origin.shuffle_buffer == 50
+
+
+def test_weights_of_a_mixture_change_at_the_same_step() -> None:
+    one, two = of_docs(random_docs(400, 1), batch_size=1), of_docs(random_docs(400, 2), batch_size=1)
+    mixed = mix({"one": one, "two": two}, [(0, [1, 0]), (3, [0, 1])], batch_size=8, stop=30)
+    packs, batches = mixed.pack("tokens", 20), mixed.bucket("tokens")
+    of_packs = [packs.locate(step, 0, 0).rows[0].reader for step in range(4)]  # type: ignore[attr-defined]
+    of_batches = [batches.locate(step, 0, 0).reader for step in range(5)]  # type: ignore[attr-defined]
+    assert of_packs == of_batches[:4] == ["one", "one", "one", "two"]
+    readers = [of_docs(random_docs(400, number), batch_size=1) for number in (1, 2)]
+    random: dict[str, Any] = {"assignment": "random", "seed": 9, "batch_size": 8}
+    expected = digests(mix([reader.pack("tokens", 20) for reader in readers], **random))
+    assert digests(mix(readers, **random).pack("tokens", 20)) == expected
+
+
 def test_long_rows_and_unfit_features_are_refused() -> None:
     docs = [[1], [2] * 30, [3] * 40]
     reader = of_docs(docs)
@@ -327,6 +367,9 @@ def test_long_rows_and_unfit_features_are_refused() -> None:
             reader.pack("tokens", 50, **options)  # type: ignore[arg-type]
     offsets = np.array([0, 1, 3])
     uneven = {"a": fastpipe.Ragged(np.arange(3), offsets), "b": fastpipe.Ragged(np.arange(3), np.array([0, 2, 3]))}
+    nulls = fastpipe.from_arrow(pa.table({"tokens": [[1], [], None, [2, None], [3]]}), batch_size=2)
+    with pytest.raises(NullValueError, match="row 3 has a null item in 'tokens'"):
+        nulls.pack("tokens", 5)
     with pytest.raises(SchemaError, match="row 0 has 1 items of 'a' and 2 of 'b'"):
         fastpipe.from_arrays(uneven, batch_size=2).pack(["a", "b"], 5)
     clash = {"tokens": fastpipe.Ragged(np.arange(3), offsets), "positions": np.arange(2)}
@@ -355,7 +398,6 @@ def test_no_rows_and_empty_rows_are_packed() -> None:
 
 
 def test_packs_have_features_for_arrow_and_adapters() -> None:
-    import pyarrow as pa
     import torch
 
     import fastpipe.torch

@@ -35,8 +35,7 @@ class Packs(OwnFunction):
     pad: Any
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns the batch of packs. Packs that aren't padded share the memory of the rows."""
-        batch = dict(batch)
+        """Returns the batch of packs. Packs that aren't padded share the memory of the rows. Changes `batch`."""
         sizes, starts = batch.pop(_SIZES), batch.pop(_STARTS)
         ends = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=ends[1:])
