@@ -26,7 +26,7 @@ _MOST = 1024
 
 
 class Mapped:
-    """Yields the batches of a reader after a function changed them. Created by `Reader.map`.
+    """Yields the batches of a reader after a function changed them. `map`, `pack`, `bucket` and `filter` create maps.
 
     It keeps the promises of its reader. Iteration, epochs, states, shards and `batch_at` work as in a `Reader`,
     and adapters such as `fastpipe.torch.dataset` accept it. Its passes are passes of the reader, which has one active

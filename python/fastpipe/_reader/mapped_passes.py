@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastpipe._arguments import integer
 from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._reader.mapped_batches import MapFunction, MappedBatches, MappedPosition
+from fastpipe._reader.mapped_batches import MapFunction, MappedBatches, MappedPosition, OwnFunction
 from fastpipe._reader.packs import Buckets
 from fastpipe._reader.passes import BatchPlace, Passes, Position, Started
 from fastpipe._reader.state import State
@@ -63,7 +63,8 @@ class MappedPasses(Passes):
 
     def __repr__(self) -> str:
         function = self.options.function.function
-        return f"<map of {self.incoming!r} with {getattr(function, '__qualname__', None) or repr(function)}>"
+        name = type(function).__name__ if isinstance(function, OwnFunction) else getattr(function, "__qualname__", None)
+        return f"<map of {self.incoming!r} with {name or repr(function)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         position = self._current()

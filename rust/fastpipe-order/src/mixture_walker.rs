@@ -203,7 +203,6 @@ impl MemberWalker {
             let own_epoch = epoch.wrapping_mul(member.passes).wrapping_add(at.pass);
             reserve(released, self.live.len())?;
             released.extend(self.live.drain());
-            self.groups.forget();
             self.walker = Some((at.pass, Walker::new(&member.order, own_epoch)?));
         }
         let Some((_, walker)) = &mut self.walker else {

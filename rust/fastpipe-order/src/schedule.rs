@@ -91,3 +91,16 @@ impl Phase {
         Ok(before)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_phases_have_different_sequences() {
+        let phases = [(0, vec![1, 1]), (1000, vec![1, 1])];
+        let schedule = Schedule::new(&phases, Some(7), &mut Patience(&mut || false)).unwrap();
+        let [first, second] = [0, 1000].map(|row| schedule.members(row, 1000).collect::<Vec<_>>());
+        assert_ne!(first, second);
+    }
+}

@@ -110,6 +110,9 @@ proptest! {
             let rows: u32 = own.iter().map(|&unit| counts[unit as usize]).sum();
             prop_assert!(rows >= window || groups.len() == 1, "a section has {} rows", rows);
             prop_assert!(own.iter().all(|&unit| all.insert(unit)), "a unit is in two sections");
+            let last = own.last().map_or(0, |&unit| counts[unit as usize]);
+            let is_last = own.last() == groups.last().and_then(|section| section.iter().flatten().map(|piece| &piece.0).max());
+            prop_assert!(rows - last < window || is_last, "a section has {} rows without its last unit", rows - last);
         }
     }
 
@@ -206,6 +209,46 @@ proptest! {
             let rows: Vec<_> = rows.map(|(section, group)| expand(section, group)).collect();
             prop_assert_eq!(groups(plan), rows);
         }
+    }
+}
+
+/// Planning that was interrupted goes on with the same batch.
+#[test]
+fn interrupted_planning_is_repeated() {
+    let pack = Grouping::Pack {
+        capacity: 1000,
+        split: false,
+    };
+    let counts = [70_000, 70_000];
+    let packing = packing(&counts, &vec![1; 140_000], pack, 60_000);
+    assert_eq!(packing.sections().len(), 2);
+    let settings = |batch_size| Settings {
+        batch_size,
+        ..Settings::default()
+    };
+    let alone = || Arc::new(Order::of_packing(&packing, settings(8)).unwrap());
+    let mixture = Mixture::new(
+        &[alone(), alone()],
+        &[(0, vec![1, 1])],
+        Stop::AllExhausted,
+        None,
+        &mut || false,
+    );
+    let joined = units(&[counts, counts].concat());
+    let mixed = Arc::new(Order::of_mixture(&joined, settings(10), Arc::new(mixture.unwrap())).unwrap());
+    for order in [alone(), mixed] {
+        let plans: Vec<BatchPlan> = order.epoch(0).unwrap().map(Result::unwrap).collect();
+        let (mut cursor, mut interrupted) = (order.epoch(0).unwrap(), 0);
+        for expected in plans {
+            let mut plan = cursor.next_unless(&mut || true).unwrap();
+            if plan.is_err() {
+                interrupted += 1;
+                plan = cursor.next_unless(&mut || false).unwrap();
+            }
+            let plan = plan.unwrap();
+            assert_eq!((groups(&plan), &plan.after), (groups(&expected), &expected.after));
+        }
+        assert!(interrupted >= 2);
     }
 }
 
