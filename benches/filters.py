@@ -5,7 +5,8 @@ keeps 10 % of the rows, either spread evenly over the file or together at its st
 of 1,024 rows. The contenders take turns:
 
 * `masking`: reads all rows of the file and indexes each array of each batch with a mask;
-* `first epoch`: finds the rows with `filter`, and reads them;
+* `first epoch`: finds the rows with `filter`, and reads them. If they are together in a Parquet file, `filter` skips
+  most row groups by their statistics;
 * `later epoch`: reads rows that were found before.
 
 Masking yields batches of about 102 rows, the others full batches. The rows of all contenders are checked.

@@ -273,6 +273,11 @@ def most_values(expression: Expr) -> int:
     return max([own, *map(most_values, expression._operands)])
 
 
+def same_kind(one: Scalar, other: Scalar) -> bool:
+    """Returns whether the values of a list from one value to another, in their sequence, can be compared."""
+    return _place(one)[0] == _place(other)[0]
+
+
 def abridged(expression: Expr, most: int = 240) -> str:
     """Returns the code of an expression for messages: few of many values, and at most `most` characters."""
     text = _code(expression, 4)

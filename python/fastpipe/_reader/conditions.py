@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # For each operator: the operator with exchanged sides.
-_MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _COMPARING = {
     "==": "equal",
     "!=": "not_equal",
@@ -61,12 +61,13 @@ class Evaluated:
 
     def __init__(self, expression: Expr, features: Features, what: str = "the condition") -> None:
         pa = require_pyarrow()
-        self.names = names_of(expression)
+        self.expression, self.names = expression, names_of(expression)
         specs = Features({name: _spec(name, features, what) for name in self.names})
         schema = schema_of(specs)
         self._loaders = {name: loader(schema.field(name).type) for name in self.names}
         columns = {name: column(name, schema.field(name).type, specs[name].dtype) for name in self.names}
-        self._value = _Binder(columns).bind(expression)
+        self._binder = _Binder(columns)
+        self._value = self._binder.bind(expression)
         # Raises the errors of pyarrow that depend only on types.
         self.values(pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema))
 
@@ -102,6 +103,10 @@ class Condition(Evaluated):
             raise TypeError(
                 f"a condition is true or false for each row, but {value}: compare it, as in {value.code} {compared}"
             )
+
+    def of_part(self, part: Expr, name: str, values: pa.Array) -> Any:
+        """Returns the results of a part of the condition that names only one feature, for values of the feature."""
+        return self._binder.bind(part).run({name: self._loaders[name](values)})
 
     def passes(self, batch: pa.RecordBatch) -> np.ndarray:
         """Returns whether the condition is true for each row, bool `[rows]`. Null counts as false.
@@ -207,7 +212,7 @@ class _Binder:
 
     def _compared(self, op: str, left: Expr, right: Expr) -> Run:
         if left._op == "literal":
-            op, left, right = _MIRRORED[op], right, left
+            op, left, right = MIRRORED[op], right, left
         value, other = self.bind(left), self._operand(right)
         if not isinstance(other, TypedValue):
             value.check_constant(other)

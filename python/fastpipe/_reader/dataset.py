@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from fastpipe._reader.condition_bounds import Bounds
+
 
 class SourceWording(NamedTuple):
     """Words that a source uses in messages about its readers.
@@ -112,6 +114,15 @@ class Dataset(Protocol):
         Sequential passes may read a dataset in slices of units.
         """
 
+    def bounds(self, names: Sequence[str]) -> tuple[Sequence[int], dict[str, Bounds | None]] | None:
+        """Returns the rows of each unit and what the source knows about the values of features in it, without reading.
+
+        None if the source knows nothing. Each feature must have one value per row.
+
+        Args:
+            names: Names of features.
+        """
+
 
 class BaseDataset:
     """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed."""
@@ -136,6 +147,10 @@ class BaseDataset:
     def unsliced(self) -> Self:
         """Returns the dataset itself."""
         return self
+
+    def bounds(self, names: Sequence[str]) -> tuple[Sequence[int], dict[str, Bounds | None]] | None:
+        """Returns None: nothing is known about values before they are read."""
+        return None
 
 
 class NarrowedDataset(BaseDataset):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,17 @@ import numpy.typing as npt
 from fastpipe import _omissions
 from fastpipe._arguments import shown
 from fastpipe._expressions import Expr, abridged, most_values
+from fastpipe._reader.condition_bounds import may_pass
 from fastpipe._reader.conditions import Condition, Evaluated
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.selection import Selected, check, select
 from fastpipe.errors import RowsLeftOutWarning, memory_errors
 
 if TYPE_CHECKING:
+    from fastpipe._reader.dataset import Dataset
     from fastpipe._reader.reader import Reader
+
+_Mask: TypeAlias = npt.NDArray[np.bool_]
 
 # Number of rows in a record batch, and the maximum for a long list of values, whose hash table is built once per batch.
 _ROWS, _MOST_ROWS = 1 << 16, 1 << 20
@@ -30,17 +35,49 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
         raise TypeError(f'filter() takes a condition, such as fastpipe.col("age") >= 18; got {shown(condition)}')
     check(reader, "filter")
     checked = Condition(condition, reader.features)
-    with columns_of(reader, checked.names, most_values(condition)) as columns, memory_errors("filter rows"):
-        bits = packed(map(checked.passes, columns.to_arrow_reader()), reader._data.handle.num_rows)
     rows = reader._data.handle.num_rows
+    bits, skipped = _passing(reader, checked, most_values(condition))
     if rows and not bits.any():
         _report_no_row(rows, condition)
-    method = "filter", abridged(condition)
+    method = "filter", f"{abridged(condition)}{skipped}"
     if isinstance(reader._data, Selected):
         mask = np.unpackbits(bits, count=rows, bitorder="little").view(np.bool_)
         return select(reader, mask, condition, method)
     # A bool per row would take eight times the memory.
     return reader._like(Selected(reader._data, bits, condition, method=method))
+
+
+def _passing(reader: Reader, condition: Condition, most: int) -> tuple[npt.NDArray[np.uint8], str]:
+    """Returns a bit for each row that passes a condition, and a phrase about the units that weren't read."""
+    data, skipped, rows = reader._data, "", reader._data.handle.num_rows
+    spread: Callable[[Iterable[_Mask]], Iterable[_Mask]] = iter
+    if (known := data.bounds(condition.names)) is not None:
+        units = [number for number in known[0] if number > 0]
+        kept = may_pass(condition, known[1], len(known[0]))[np.asarray(known[0]) > 0]
+        if not kept.all():
+            skipped = f" ({len(kept) - np.count_nonzero(kept):,} of {len(kept):,} units weren't read)"
+            if not kept.any():
+                return np.zeros(-(-rows // 8), np.uint8), skipped
+            bits = packed((np.full(number, each) for number, each in zip(units, kept, strict=True)), rows)
+            data, spread = Selected(data, bits), functools.partial(_spread, units=units, kept=kept)
+    with columns_of(reader, condition.names, most, data) as columns, memory_errors("filter rows"):
+        return packed(spread(map(condition.passes, columns.to_arrow_reader())), rows), skipped
+
+
+def _spread(masks: Iterable[_Mask], units: Sequence[int], kept: _Mask) -> Iterator[_Mask]:
+    """Yields masks of the rows of all units, given masks of the rows of the units that are kept."""
+    masks, mask = iter(masks), np.empty(0, np.bool_)
+    for number, each in zip(units, kept, strict=True):
+        if not each:
+            yield np.zeros(number, np.bool_)
+            continue
+        while number > 0:
+            if not len(mask):
+                mask = next(masks, mask)
+                _check(len(mask) > 0)
+            yield mask[:number]
+            number, mask = number - len(mask[:number]), mask[number:]
+    _check(len(mask) == 0 and next(masks, None) is None)
 
 
 def evaluated(reader: Reader, what: str, expression: Expr) -> npt.NDArray[Any]:
@@ -69,15 +106,20 @@ def evaluated(reader: Reader, what: str, expression: Expr) -> npt.NDArray[Any]:
     return np.concatenate(found[1:] or found)
 
 
-def columns_of(reader: Reader, names: Sequence[str], most: int = 0) -> Reader:
-    """Returns a reader of some features of all rows, whose batches have at least `most` rows if memory allows it."""
+def columns_of(reader: Reader, names: Sequence[str], most: int = 0, data: Dataset | None = None) -> Reader:
+    """Returns a reader of some features of all rows, or of the rows of `data`, a selection of them.
+
+    Its batches have at least `most` rows if memory allows it.
+    """
     rows = min(max(_ROWS, most), _MOST_ROWS)
     if reader._running.memory_limit is not None:
         # The reader's own batches have these rows and all columns.
         rows = min(rows, reader.batch_size)
     ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
     running = replace(reader._running, prefetch=None)
-    return reader._like(reader._data.narrowed(names), ordering=ordering, running=running, epochs=1)
+    return reader._like(
+        (reader._data if data is None else data).narrowed(names), ordering=ordering, running=running, epochs=1
+    )
 
 
 def _report_no_row(rows: int, condition: Expr) -> None:

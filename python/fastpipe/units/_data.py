@@ -20,6 +20,7 @@ from fastpipe._arguments import imported, shown
 from fastpipe._arrow.schema import written
 from fastpipe._fastpipe import UnitCalls, UnitsDataset
 from fastpipe._locations import UnitLocation
+from fastpipe._reader.condition_bounds import Bounds
 from fastpipe._reader.dataset import LARGEST_WINDOW, BaseDataset, SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
@@ -321,6 +322,11 @@ class UnitsData(BaseDataset):
         """Returns a dataset of the same rows with only some features, and only their columns."""
         features = Features({name: spec for name, spec in self._asked.items() if name in names})
         return type(self)(self._units, FeatureRequest(features), self._num_fetches, in_sequence=True)
+
+    def bounds(self, names: Sequence[str]) -> tuple[Sequence[int], dict[str, Bounds | None]] | None:
+        """Returns the rows of each unit, and the bounds of features if the source has statistics."""
+        find = getattr(self._units, "_bounds", None)
+        return None if find is None else (self._rows, {name: find(name, self._asked[name]) for name in names})
 
     def place(self, unit: int, record: int) -> UnitLocation:
         """Returns the file (of Parquet and Arrow files), the unit, its name, and the index of the row in it."""

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from fastpipe._arguments import flag
 from fastpipe._files._in_memory_files import Source
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning
+from fastpipe._reader.condition_bounds import Bounds
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.specs import Spec
 from fastpipe.specs._requests import FeatureRequest
 from fastpipe.units._data import threads_of
 from fastpipe.units._files import File, Files, FileUnits, Positioned, read_files, storage_errors
+from fastpipe.units._parquet_statistics import Statistics, bounds_of, folder_statistics, stored_statistics
 from fastpipe.units._schemas import common_schema
 
 if TYPE_CHECKING:
@@ -320,6 +322,23 @@ class ParquetUnits(FileUnits):
                     start = chunk.dictionary_page_offset
                 found.append((start, start + chunk.total_compressed_size))
         return found
+
+    def _bounds(self, name: str, spec: Spec) -> Bounds | None:
+        """Returns the bounds of a feature in each row group, from statistics or folders; None if they are unknown."""
+        path = spec.field or name
+        return bounds_of(spec, (self._statistics(number, group, path) for number, group in self._groups))
+
+    def _statistics(self, number: int, group: int, path: str) -> Statistics | None:
+        """Returns what a file says about a column in a row group."""
+        folders, schema = self._folders(number), self._schemas[number]
+        if path in folders:
+            return folder_statistics(self.schema.field(path).type, folders[path])
+        # The path of a nested field has dots.
+        leaf = self._numbers[number].get(path)
+        if leaf is None or "." in path or schema.get_field_index(path) < 0:
+            return None
+        row_group = self._metadata[number].row_group(group)
+        return stored_statistics(schema.field(path).type, row_group.column(leaf).statistics, row_group.num_rows)
 
     def _folders(self, number: int) -> dict[str, str | None]:
         """Returns a file's partition columns and their values."""
