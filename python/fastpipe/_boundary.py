@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from fastpipe._fastpipe import Vocabulary
+    from fastpipe._fastpipe import RemoteFile, Vocabulary
 
 Value: TypeAlias = "bool | int | float | str | bytes"
 
@@ -40,11 +40,15 @@ LoweredFeatures: TypeAlias = "dict[str, tuple[Lowered, LoweredLookup | None]]"
 # The features to read, or names of columns whose specs are inferred, or None for all columns.
 Wanted: TypeAlias = "LoweredFeatures | list[str] | None"
 
-# The contents of an in-memory file and the start and end of the range to read, or None for a file on disk.
-InMemory: TypeAlias = "tuple[bytes, int, int] | None"
+# The contents of an in-memory file and the start and end of the range to read, a remote file, or None for a file on
+# disk.
+Elsewhere: TypeAlias = "tuple[bytes, int, int] | RemoteFile | None"
+
+# An object of a listing: its URL, size in bytes, entity tag, and modification time in nanoseconds since 1970.
+Listed: TypeAlias = "tuple[str, int, str | None, int]"
 
 # Paths or names of files, and the directory of their indexes.
-LoweredFiles: TypeAlias = "tuple[list[tuple[str, InMemory]], str | None]"
+LoweredFiles: TypeAlias = "tuple[list[tuple[str, Elsewhere]], str | None]"
 
 
 class NegativeSampling(NamedTuple):

@@ -9,8 +9,9 @@ from typing_extensions import disjoint_base
 from fastpipe._boundary import (
     AvroWriting,
     Described,
-    InMemory,
+    Elsewhere,
     ItemConsumerOptions,
+    Listed,
     LoweredDialect,
     LoweredFeatures,
     LoweredFiles,
@@ -53,6 +54,7 @@ __all__ = [
     "Positives",
     "ReaderTotals",
     "RemoteDataset",
+    "RemoteFile",
     "RowBuffer",
     "ServiceConnection",
     "SharedArena",
@@ -79,6 +81,7 @@ __all__ = [
     "item_seed",
     "keep_positives",
     "leave_tensorflow",
+    "list_remote",
     "mix_orders",
     "number_ids",
     "register_tensorflow",
@@ -112,6 +115,7 @@ def keep_positives(
     sequence: npt.NDArray[np.uint32] | None,
     kept: npt.NDArray[np.bool_],
 ) -> _Rows: ...
+def list_remote(url: str, options: list[tuple[str, str]]) -> list[Listed]: ...
 def number_ids(
     ids: npt.NDArray[Any], *, num_threads: int | None = None
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
@@ -181,7 +185,7 @@ class BorrowedMemory:
 
 @final
 class ContainerFile:
-    def __new__(cls, path: str, in_memory: InMemory = None) -> ContainerFile: ...
+    def __new__(cls, path: str, elsewhere: Elsewhere = None) -> ContainerFile: ...
     @property
     def path(self) -> str: ...
     @property
@@ -312,6 +316,13 @@ class ArrowArray:
     ) -> ArrowArray: ...
     def __len__(self) -> int: ...
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
+
+@final
+class RemoteFile:
+    @staticmethod
+    def open(url: str, options: list[tuple[str, str]]) -> RemoteFile: ...
+    @staticmethod
+    def listed(found: Listed, options: list[tuple[str, str]]) -> RemoteFile: ...
 
 @final
 class TableDataset(Data):

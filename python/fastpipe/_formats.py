@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Unpack
 
 from fastpipe._arguments import shown
 from fastpipe._fastpipe import begins_with_record
-from fastpipe._files._in_memory_files import Contents, Source, opened
+from fastpipe._files._in_memory_files import Contents, File, Source, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning
 from fastpipe._files._paths import Suffixes
@@ -51,7 +51,7 @@ class FileFormat(NamedTuple):
         """All suffixes of the format."""
         return tuple(end for ends in self.suffixes for end in ([ends] if isinstance(ends, str) else ends))
 
-    def read(self, files: Sequence[str | Contents], **options: Any) -> Reader:
+    def read(self, files: Sequence[File], **options: Any) -> Reader:
         """Returns a reader of such files."""
         return self.function(files, **{**self.options, **options})
 
@@ -91,7 +91,7 @@ SUFFIXES: Suffixes = tuple(end for each in FORMATS for end in each.suffixes)
 RENAME = f"Give it a name that ends in one of {', '.join(end for each in FORMATS for end in each.ends)}"
 
 
-def format_of(files: Sequence[str | Contents], advice: str) -> FileFormat:
+def format_of(files: Sequence[File], advice: str) -> FileFormat:
     """Returns the format that all files have.
 
     Args:

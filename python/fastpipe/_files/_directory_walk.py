@@ -14,7 +14,7 @@ from fastpipe.errors import MissingFileError, StorageError, in_file
 
 # Hadoop's readers also skip these names: uncommitted attempts (`_temporary`, `.hive-staging_x`), markers (`_SUCCESS`)
 # and checksums (`.part-0.avro.crc`).
-_HIDDEN = ("_", ".")
+HIDDEN = ("_", ".")
 
 # Other files that are not committed or not data: Flink's parts, copies of `hdfs dfs -put`, checksums.
 _UNFINISHED = re.compile(r"(?P<mark>\.inprogress)(\..*)?$|(?P<end>\.tmp|_COPYING_|\.crc)$", re.IGNORECASE)
@@ -170,13 +170,13 @@ def _is_literal(folder: str, component: str) -> bool:
 
 def _fitting(paths: Iterable[str], pattern: str) -> list[str]:
     fits = re.compile(fnmatch.translate(os.path.normcase(pattern))).match
-    hidden = {mark for mark in _HIDDEN if not pattern.startswith(mark)}
+    hidden = {mark for mark in HIDDEN if not pattern.startswith(mark)}
     named = ((path, os.path.basename(path)) for path in paths)
     return [path for path, name in named if name[0] not in hidden and fits(os.path.normcase(name))]
 
 
 def _visible(paths: Iterable[str]) -> list[str]:
-    return [path for path in paths if not os.path.basename(path).startswith(_HIDDEN)]
+    return [path for path in paths if not os.path.basename(path).startswith(HIDDEN)]
 
 
 def _leads_to_folder(link: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._files._in_memory_files import Contents
+from fastpipe._files._in_memory_files import File
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._reader.dataset import BaseDataset
 from fastpipe._reader.ordering import digest
@@ -26,7 +26,7 @@ class FileData(BaseDataset):
 
     handle: AvroDataset | CsvDataset | TfRecordDataset
 
-    def _set_files(self, files: Sequence[str | Contents], index_cache: IndexCache) -> None:
+    def _set_files(self, files: Sequence[File], index_cache: IndexCache) -> None:
         self._given, self._index_cache = list(files), index_cache
         self.files = list(map(str, files))
         self._fingerprints: dict[int, dict[str, Any]] = {}
@@ -74,7 +74,7 @@ class ChunkedData(FileData):
     handle: CsvDataset | TfRecordDataset
     column_times = None
 
-    def _set_files(self, files: Sequence[str | Contents], index_cache: IndexCache) -> None:
+    def _set_files(self, files: Sequence[File], index_cache: IndexCache) -> None:
         super()._set_files(files, index_cache)
         self.categories: dict[str, list[str]] = {}
 

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 import numpy as np
 
 from fastpipe._arguments import shown
-from fastpipe._boundary import LoweredFiles
+from fastpipe._boundary import Elsewhere, LoweredFiles
+from fastpipe._fastpipe import RemoteFile
 from fastpipe._files._index_cache import IndexCache, cache_directory
 from fastpipe._files._paths import Paths, Suffixes, expand_one, tell_empty
+from fastpipe._files._remote_files import StorageOptions, expand_url, is_remote
 from fastpipe._local_path import local
 from fastpipe.errors import MissingFileError, StorageError, in_file
 
@@ -71,9 +73,16 @@ class Contents(NamedTuple):
         return Contents, (self.name, self.whole[self.start : self.stop], 0, self.stop - self.start)
 
 
+File: TypeAlias = "str | Contents | RemoteFile"
+"""The path of a file, its contents in memory, or a remote file."""
+
+
 def opened(
-    source: Source, suffixes: Suffixes = (".avro",), expand_path: ExpandPath = expand_one
-) -> list[str | Contents]:
+    source: Source,
+    suffixes: Suffixes = (".avro",),
+    expand_path: ExpandPath = expand_one,
+    storage_options: StorageOptions = None,
+) -> list[File]:
     """Lists the files that a source names or contains.
 
     Bytes and read-only views of bytes are not copied. Other buffers are copied once, so that later changes to them have
@@ -83,6 +92,7 @@ def opened(
         source: Paths as in `expand`, a contiguous buffer of bytes, a binary file object, or a list of any of these.
         suffixes: The suffixes of files to read from a directory, as in `expand`.
         expand_path: The function that expands each path: by default on local disks.
+        storage_options: How to reach the object stores of URLs.
 
     Raises:
         FastpipeError: If paths can't be expanded (see `expand`), or a file object can't be read.
@@ -97,12 +107,14 @@ def opened(
         items = [source] if isinstance(source, str | os.PathLike) else iter(cast("Iterable[Any]", source))
     except TypeError:
         raise TypeError(f"{_SOURCE}; got {type(source).__name__}") from None
-    files: list[str | Contents] = []
+    files: list[File] = []
     empty: list[str] = []
     for number, item in enumerate(items):
         contents = _contents(item, number)
         if contents is not None:
             files.append(contents)
+        elif is_remote(item):
+            files += expand_url(item, suffixes, empty, storage_options)
         elif isinstance(item, str | os.PathLike):
             files += expand_path(item, suffixes, empty)
         else:
@@ -114,15 +126,21 @@ def opened(
     return files
 
 
-def lowered(files: Iterable[str | Contents], index_cache: IndexCache = None) -> LoweredFiles:
+def lowered(files: Iterable[File], index_cache: IndexCache = None) -> LoweredFiles:
     """Returns files as arguments of the extension module.
 
     Args:
-        files: The paths of the files, or their contents in memory.
+        files: The paths of the files, their contents in memory, or remote files.
         index_cache: A directory of block indexes, True for the user's cache directory, or None for no cache.
     """
-    places = [(str(file), file.place if isinstance(file, Contents) else None) for file in files]
+    places = [(str(file), _elsewhere(file)) for file in files]
     return places, cache_directory(index_cache)
+
+
+def _elsewhere(file: File) -> Elsewhere:
+    if isinstance(file, Contents):
+        return file.place
+    return file if isinstance(file, RemoteFile) else None
 
 
 def one(source: Source) -> str | Contents:

@@ -7,9 +7,10 @@ from typing import Any, Self, TypeAlias, Unpack
 
 from fastpipe._fastpipe import AvroDataset
 from fastpipe._files._file_data import FileData
-from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
+from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
+from fastpipe._files._remote_files import StorageOptions
 from fastpipe._locations import AvroLocation
 from fastpipe._reader.dataset import Dataset, NarrowedDataset, SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
@@ -57,7 +58,7 @@ class AvroData(FileData):
 
     def __init__(
         self,
-        files: Sequence[str | Contents],
+        files: Sequence[File],
         features: Features,
         index_cache: IndexCache = None,
         check: Callable[[str, str], None] | None = None,
@@ -82,7 +83,7 @@ class AvroData(FileData):
     @classmethod
     def inferring(
         cls,
-        files: Sequence[str | Contents],
+        files: Sequence[File],
         columns: list[str] | None,
         index_cache: IndexCache,
         resolution: Resolution = AS_WRITTEN,
@@ -107,7 +108,7 @@ class AvroData(FileData):
 
     def _open(
         self,
-        files: Sequence[str | Contents],
+        files: Sequence[File],
         handle: AvroDataset,
         index_cache: IndexCache,
         resolution: Resolution,
@@ -177,14 +178,14 @@ class AvroData(FileData):
         )
 
 
-def _folders(files: Sequence[str | Contents], hive: bool, wanted: list[str] | None) -> _Folders:
+def _folders(files: Sequence[File], hive: bool, wanted: list[str] | None) -> _Folders:
     """Returns the values of the wanted partition columns, which come from the files' folders."""
     paths = list(map(str, files))
     return Partitions(paths, wanted=wanted).columns(paths) if hive else []
 
 
 def _reopened(
-    files: Sequence[str | Contents], features: Features, index_cache: IndexCache, resolution: Resolution, hive: bool
+    files: Sequence[File], features: Features, index_cache: IndexCache, resolution: Resolution, hive: bool
 ) -> AvroData:
     return AvroData(files, features, index_cache, resolution=resolution, hive=hive)
 
@@ -198,6 +199,7 @@ def read_avro(
     overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     index_cache: IndexCache = None,
+    storage_options: StorageOptions = None,
     reader_schema: ReaderSchema = None,
     logical_types: bool = True,
     on_unsupported: Unsupported = "warn",
@@ -250,6 +252,8 @@ def read_avro(
         index_cache: A directory that keeps the offsets of all blocks, so that files open faster the next time, or True
             for a directory in the user's cache directory. An index is rebuilt if its file has changed. Defaults to
             None: no cache.
+        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of fsspec
+            or polars. Defaults to None: the environment's credentials and settings.
         reader_schema: A schema to which the schemas of all files are resolved, by the rules of Avro 1.12: JSON text,
             parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Fields that a file lacks get their
             default. `"union"` merges the schemas of all files: fields that some files lack are nullable, and numbers
@@ -298,7 +302,7 @@ def read_avro(
     resolution = Resolution.of(reader_schema, logical_types)
     hive = checked_partitioning(partitioning)
     tell_left_out({}, on_unsupported)
-    files = opened(source)
+    files = opened(source, storage_options=storage_options)
     if request.features is not None:
         return settings.reader(AvroData(files, request.features, index_cache, resolution=resolution, hive=hive))
     data = AvroData.inferring(files, request.columns, index_cache, resolution, hive=hive)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._files._in_memory_files import Contents
+from fastpipe._files._in_memory_files import File
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.reader import Reader
@@ -202,7 +202,7 @@ class Asked:
     def _features(self, columns: list[str]) -> Features:
         return Features({name: self.overrides.get(name, self.spec) for name in columns})
 
-    def opened(self, files: Sequence[str | Contents], index_cache: IndexCache) -> tuple[Asked, CsvData, list[str]]:
+    def opened(self, files: Sequence[File], index_cache: IndexCache) -> tuple[Asked, CsvData, list[str]]:
         """Scans files, and reports skipped rows.
 
         Returns:

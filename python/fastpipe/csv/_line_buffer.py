@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fastpipe._arguments import shown
 from fastpipe._fastpipe import CsvLineBuffer
-from fastpipe._files._in_memory_files import Contents, lowered
+from fastpipe._files._in_memory_files import File, lowered
 from fastpipe._reader.reader import Reader
 from fastpipe.csv._drawing import MOST_BATCH, Asked, BlockVariance, CsvSample, RowEstimate
 from fastpipe.csv._reading import CsvData
@@ -80,7 +80,7 @@ class LineBuffer:
         FastpipeError: If the files can't be read.
     """
 
-    def __init__(self, files: Sequence[str | Contents], asked: Asked, share: float | None) -> None:
+    def __init__(self, files: Sequence[File], asked: Asked, share: float | None) -> None:
         dialect = asked.dialect.lowered()
         self._given, self._share = share, _SHARE if share is None else share
         self._handle = CsvLineBuffer(lowered(files), dialect, _SHARE, asked.seed, 0, num_threads=asked.num_threads)
@@ -142,7 +142,7 @@ class LineBuffer:
         return RowEstimate(round(rows), math.floor(low), math.ceil(high))
 
 
-def draw_lines(files: Sequence[str | Contents], asked: Asked, share: float | None) -> CsvSample:
+def draw_lines(files: Sequence[File], asked: Asked, share: float | None) -> CsvSample:
     """Draws rows of random cells into one array.
 
     Raises:

@@ -12,8 +12,9 @@ from fastpipe._arguments import names, shown
 from fastpipe._boundary import LoweredDialect
 from fastpipe._fastpipe import CsvDataset
 from fastpipe._files._file_data import ChunkedData
-from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
+from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
+from fastpipe._files._remote_files import StorageOptions
 from fastpipe._locations import CsvLocation
 from fastpipe._omissions import is_large, report, share
 from fastpipe._reader.dataset import SourceWording
@@ -185,7 +186,7 @@ class CsvData(ChunkedData):
 
     def __init__(
         self,
-        files: Sequence[str | Contents],
+        files: Sequence[File],
         dialect: Dialect,
         features: Features | None,
         columns: Sequence[str] | None = None,
@@ -290,6 +291,7 @@ def read_csv(
     null_values: Sequence[str] = DEFAULT_NULLS,
     on_ragged: OnRagged = "error",
     index_cache: IndexCache = None,
+    storage_options: StorageOptions = None,
     **options: Unpack[Options],
 ) -> Reader:
     """Reads CSV files as batches of NumPy arrays.
@@ -338,6 +340,8 @@ def read_csv(
         index_cache: A directory that keeps the offsets of all rows, so that files open faster the next time, or True
             for a directory in the user's cache directory. An index is rebuilt if its file has changed. Defaults to
             None: no cache.
+        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of fsspec
+            or polars. Defaults to None: the environment's credentials and settings.
         **options: See `fastpipe.typing.Options`.
 
     Returns:
@@ -370,7 +374,7 @@ def read_csv(
     settings = Settings(read_csv, batch_size, options)
     request = FeatureRequest.of(features, columns, overrides)
     dialect = Dialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
-    files = opened(source, SUFFIXES)
+    files = opened(source, SUFFIXES, storage_options=storage_options)
     data = CsvData(files, dialect, request.features, request.columns, index_cache)
     if request.overrides:
         data = data.with_features(request.changed(data.features))

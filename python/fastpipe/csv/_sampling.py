@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fastpipe._arguments import flag, shown, within
 from fastpipe._fastpipe import CsvReservoir, estimate_csv
-from fastpipe._files._in_memory_files import Contents, ReadableFile, Source, lowered, opened, pieces
+from fastpipe._files._in_memory_files import File, ReadableFile, Source, lowered, opened, pieces
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.ordering import seed_of
@@ -36,7 +36,7 @@ from fastpipe.specs import DenseSpec, Features, Spec
 
 
 def draw_rows(
-    files: Sequence[str | Contents],
+    files: Sequence[File],
     asked: Asked,
     index_cache: IndexCache,
     *,
@@ -60,7 +60,7 @@ def draw_rows(
     return CsvSample(values=values, rows=rows_of_sample(drawn), columns=wanted, seed=asked.seed)
 
 
-def draw_blocks(files: Sequence[str | Contents], asked: Asked, index_cache: IndexCache, *, part: int) -> CsvSample:
+def draw_blocks(files: Sequence[File], asked: Asked, index_cache: IndexCache, *, part: int) -> CsvSample:
     """Draws whole chunks."""
     asked, data, wanted = asked.opened(files, index_cache)
     numbers, units = blocks(data.handle.unit_rows(), asked.rows, asked.seed, within("part", part, 0, 2**20))
@@ -89,7 +89,7 @@ def _column(data: CsvData, given: str | npt.ArrayLike | None, asked: Asked, dtyp
         return np.concatenate([np.array(batch[given]) for batch in reader])
 
 
-def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: bool) -> CsvSample:
+def draw_at_bytes(files: Sequence[File], asked: Asked, *, replace: bool) -> CsvSample:
     """Draws the rows that contain random bytes, such that each row has the same probability.
 
     Raises:

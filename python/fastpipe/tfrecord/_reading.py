@@ -7,8 +7,9 @@ from typing import Any, Unpack
 
 from fastpipe._fastpipe import TfRecordDataset
 from fastpipe._files._file_data import ChunkedData
-from fastpipe._files._in_memory_files import Contents, Source, lowered, opened
+from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
+from fastpipe._files._remote_files import StorageOptions
 from fastpipe._locations import TFRecordLocation
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
@@ -48,7 +49,7 @@ class TFRecordData(ChunkedData):
 
     def __init__(
         self,
-        files: Sequence[str | Contents],
+        files: Sequence[File],
         features: Features | None,
         columns: Sequence[str] | None = None,
         index_cache: IndexCache = None,
@@ -94,6 +95,7 @@ def read_tfrecord(
     overrides: Mapping[str, Spec] | None = None,
     batch_size: int,
     index_cache: IndexCache = None,
+    storage_options: StorageOptions = None,
     **options: Unpack[Options],
 ) -> Reader:
     """Reads TFRecord files of `tf.train.Example` messages as batches of NumPy arrays, without TensorFlow.
@@ -129,6 +131,8 @@ def read_tfrecord(
         index_cache: A directory that keeps the offsets of all records, so that files open faster the next time, or True
             for a directory in the user's cache directory. An index is rebuilt if its file has changed, and extended if
             the file has grown. Defaults to None: no cache.
+        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of fsspec
+            or polars. Defaults to None: the environment's credentials and settings.
         **options: See `fastpipe.typing.Options`.
 
     Returns:
@@ -161,7 +165,9 @@ def read_tfrecord(
     """
     settings = Settings(read_tfrecord, batch_size, options)
     request = FeatureRequest.of(features, columns, overrides)
-    data = TFRecordData(opened(source, SUFFIXES), request.features, request.columns, index_cache)
+    data = TFRecordData(
+        opened(source, SUFFIXES, storage_options=storage_options), request.features, request.columns, index_cache
+    )
     if request.overrides:
         data = data.with_features(request.changed(data.features))
     return settings.reader(data)

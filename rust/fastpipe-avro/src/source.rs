@@ -5,8 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use bytes::Bytes;
-use fastpipe_batch::{
+use fastpipe_batch::{Contents, 
     Buffer, BufferPool, Chunk, Chunks, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row,
     Sink, Source, SourceFacts, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect,
     try_with_capacity,
@@ -157,7 +156,7 @@ impl AvroSource {
     /// Returns the source with the stamp that each file had before it was indexed, which detects changed files, and
     /// with the contents of files that are in memory.
     #[must_use]
-    pub fn with_storage(mut self, stamps: Vec<FileStamp>, contents: Vec<Option<Bytes>>) -> AvroSource {
+    pub fn with_storage(mut self, stamps: Vec<FileStamp>, contents: Vec<Option<Contents>>) -> AvroSource {
         (self.facts.stamps, self.facts.contents) = (stamps, contents);
         self
     }

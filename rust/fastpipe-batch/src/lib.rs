@@ -45,6 +45,7 @@ mod slab;
 mod source;
 mod sparse;
 mod spec;
+mod stored;
 mod union;
 mod vocabulary;
 mod writer;
@@ -73,6 +74,7 @@ pub use partition::{UnitRange, partitions};
 pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};
 pub use paths::{path_text, shown_path, text_path};
 pub use read_at::{MemoryFile, ReadAt, digest_of_ends};
+pub use stored::{Contents, FileStamp, Stored};
 pub use row_hash::{hash_integers, hash_texts};
 pub use rows::{Filled, Rows};
 pub use selected::Selected;
@@ -80,7 +82,7 @@ pub use selection::Selection;
 pub use sink::{Fragment, Sink};
 pub use slab::{Slab, SlabPool, borrowed};
 pub use source::{
-    Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, Row, Source, SourceFacts, Starts, Unit, UnitInfo,
+    Access, ByteRange, Fetched, Mark, Pass, Pick, Row, Source, SourceFacts, Starts, Unit, UnitInfo,
     Unpicked, Work, fitting_starts, own_units,
 };
 pub use sparse::{SparseForm, SparseLayout};

@@ -6,21 +6,20 @@
 //! open units ([`Source::pick`]). `pick` handles many rows per call because a row may take less time than a call.
 //!
 //! There are three ways to get the data of a unit. A unit may need no data because it generates its rows. It may be a
-//! range of a local file ([`UnitInfo::range`]), which the engine reads when it opens the unit. Or it may need a
-//! blocking call ([`Source::fetch`]) to a server, a remote file or user code. Blocking calls run on separate threads,
-//! several at a time.
+//! range of a file ([`UnitInfo::range`]), which the engine reads: when it opens the unit, or in advance if the file is
+//! remote. Or it may need a blocking call ([`Source::fetch`]) to a server or user code. Calls and reads of remote files
+//! run on separate threads, several at a time.
 
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
-
-use bytes::Bytes;
 
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{Error, ErrorKind};
 use crate::fallible::try_with_capacity;
 use crate::sink::Sink;
 use crate::spec::ColumnSpec;
+use crate::stored::{Contents, FileStamp};
 
 /// The location of a unit's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +30,6 @@ pub struct ByteRange {
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-}
-
-/// The size and time of a file when its units were found. A different stamp later means that the file was changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileStamp {
-    /// Its size in bytes.
-    pub size: u64,
-    /// Its modification time, in nanoseconds since 1970.
-    pub modified: i128,
 }
 
 /// The facts about a unit that are known before it is read.
@@ -194,8 +184,8 @@ pub struct SourceFacts {
     pub locations: Vec<Arc<str>>,
     /// The stamps of these files before their units were found. Empty if the caller didn't record them.
     pub stamps: Vec<FileStamp>,
-    /// The bytes of each location, if they are in memory and not in a file. Empty if all locations are files.
-    pub contents: Vec<Option<Bytes>>,
+    /// The bytes of each location that isn't a file on a local disk. Empty if all locations are.
+    pub contents: Vec<Option<Contents>>,
     /// How rows of its units are found.
     pub access: Access,
     /// Maximum number of concurrent calls of [`Source::fetch`]. 0 means that the source never fetches because its units
@@ -216,6 +206,12 @@ impl SourceFacts {
             access: Access::Sequence,
             fetches: 0,
         }
+    }
+
+    /// Whether some locations are in another storage, where a read may take long.
+    pub fn are_remote(&self) -> bool {
+        let mut contents = self.contents.iter().flatten();
+        contents.any(|contents| matches!(contents, Contents::Remote(_)))
     }
 }
 

@@ -4,8 +4,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use fastpipe_batch::{
+use fastpipe_batch::{Contents, 
     BufferPool, Chunk, Chunks, Error, Feature, Fetched, FileStamp, Pass, Result, Row, Sink, Source, SourceFacts,
     Starts, Unit, UnitInfo, Unpicked, Work, own_units,
 };
@@ -83,7 +82,7 @@ impl CsvSource {
 
     /// Sets the stamps of the files, taken before their rows were found, and the bytes of the files that are in memory.
     #[must_use]
-    pub fn with_storage(mut self, stamps: Vec<FileStamp>, contents: Vec<Option<Bytes>>) -> CsvSource {
+    pub fn with_storage(mut self, stamps: Vec<FileStamp>, contents: Vec<Option<Contents>>) -> CsvSource {
         (self.facts.stamps, self.facts.contents) = (stamps, contents);
         self
     }

@@ -3,12 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use fastpipe_avro::{
     AvroSource, Block, ColumnTimes, FileInfo, FolderColumn, FolderColumns, InferredColumns, LaterColumns, LengthSample,
     Schema, later_columns, merged_schema, with_form,
 };
-use fastpipe_batch::{Buffer, BufferPool, Error, Feature, FileStamp, Result, Source, Unit};
+use fastpipe_batch::{Contents, Buffer, BufferPool, Error, Feature, FileStamp, Result, Source, Unit};
 use fastpipe_files::{Files, Halt, LogRecord, OnProgress, Opening, Survey, open_all, survey};
 
 use crate::avro_format::AvroFormat;
@@ -21,7 +20,7 @@ const LOOKED_AT: u64 = 16;
 pub struct AvroFiles {
     files: Vec<(FileInfo, Vec<Block>)>,
     stamps: Vec<FileStamp>,
-    contents: Vec<Option<Bytes>>,
+    contents: Vec<Option<Contents>>,
     /// Index of each file among all paths.
     numbers: Vec<usize>,
     /// The schema that the files' schemas are resolved to, if any.

@@ -10,10 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bytes::Bytes;
-use fastpipe_batch::{Error, ErrorKind, FileStamp, Result, try_collect, try_filled, try_reserve};
+use fastpipe_batch::{Contents, Error, ErrorKind, FileStamp, Result, try_collect, try_filled, try_reserve};
 use fastpipe_csv::{Dialect, Header, KeptRows, RowAt, Surroundings};
-use fastpipe_files::{Halt, LocalFile, LogRecord, OnProgress, Opening, open_all};
+use fastpipe_files::{Halt, SourceFile, LogRecord, OnProgress, Opening, open_all};
 use fastpipe_random::{Draws, Key, Purpose};
 
 use crate::csv_files::CsvFiles;
@@ -54,7 +53,7 @@ pub(crate) struct Drawn {
 /// Files from which rows are drawn.
 pub struct UnscannedCsv {
     pub(crate) dialect: Dialect,
-    contents: Vec<Option<Bytes>>,
+    contents: Vec<Option<Contents>>,
     pub(crate) files: Vec<Drawn>,
     /// Total bytes of rows in all files.
     pub(crate) span: u64,
@@ -123,7 +122,7 @@ impl UnscannedCsv {
         };
         for (number, file) in found.into_iter().filter_map(|file| file.opened).enumerate() {
             notes.extend(file.notes);
-            let open = LocalFile::of(&file.path, all.contents.get(number).and_then(Option::as_ref))?;
+            let open = SourceFile::of(&file.path, all.contents.get(number).and_then(Option::as_ref))?;
             let around = Surroundings::new(&open, &all.dialect, &file.header.header);
             let bytes = around.map_err(|e| e.at_path(&file.path))?.span();
             all.least = all.least.min(Surroundings::least_bytes(file.header.header.names.len()));
@@ -205,7 +204,7 @@ impl UnscannedCsv {
         let file = &self.files[number];
         let contents = self.contents.get(number).and_then(Option::as_ref);
         let work = || {
-            let open = LocalFile::of(&file.path, contents)?;
+            let open = SourceFile::of(&file.path, contents)?;
             open.expect_random_reads();
             let done = work(file, &mut Surroundings::new(&open, &self.dialect, &file.header)?)?;
             // The rows may be a mix of old and new contents, unless rows were appended.

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use fastpipe_batch::{Feature, FileStamp, Result, Unit};
+use fastpipe_batch::{Contents, Feature, FileStamp, Result, Unit};
 use fastpipe_csv::{CsvFile, CsvSource, Dialect, Evidence, FirstNulls, Header, KeptRows, Origins, inferring};
 use fastpipe_files::{Halt, LOOKED_AT_WHOLE, LogRecord, OnProgress, Opening, Packed, Survey, open_all, survey};
 
@@ -15,7 +14,7 @@ pub struct CsvFiles {
     dialect: Dialect,
     files: Vec<CsvFile>,
     stamps: Vec<FileStamp>,
-    contents: Vec<Option<Bytes>>,
+    contents: Vec<Option<Contents>>,
     /// For each file, the origins of its rows, if the rows were copied from other files.
     origins: Vec<Arc<Origins>>,
     /// For each file, the first null of each column. Empty if nulls weren't searched for.
@@ -36,8 +35,8 @@ impl CsvFiles {
         seeks_nulls: bool,
         on_progress: &mut OnProgress<'_, E>,
     ) -> Result<(CsvFiles, Vec<LogRecord>), Halt<E>> {
-        // The threads scan either several files, or several regions of a single file.
-        let threads = if paths.len() == 1 { how.threads } else { 1 };
+        // The threads scan either several files, or several regions of a single local file.
+        let threads = if paths.len() == 1 && !how.are_remote() { how.threads } else { 1 };
         let format = CsvFormat::new(dialect.clone(), threads, seeks_nulls);
         let (found, failed) = open_all(&format, paths, how, on_progress)?;
         if let Some(error) = failed {
@@ -78,7 +77,7 @@ impl CsvFiles {
                 modified: 0,
             });
             files.files.push(file);
-            files.contents.push(Some(bytes));
+            files.contents.push(Some(Contents::Memory(bytes)));
             files.origins.push(origins);
         }
         files

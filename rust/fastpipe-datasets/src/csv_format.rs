@@ -240,7 +240,7 @@ pub(crate) fn of_text(error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use fastpipe_csv::OnRagged;
-    use fastpipe_files::LocalFile;
+    use fastpipe_files::SourceFile;
 
     use super::*;
 
@@ -249,7 +249,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path: Arc<str> = folder.path().join("x.csv").to_str().unwrap().into();
         std::fs::write(&*path, "a,b\n1,2\n3,4\n").unwrap();
-        let file = LocalFile::open(&path).unwrap();
+        let file = SourceFile::open(&path).unwrap();
         let format = CsvFormat::new(Dialect::default(), 1, true);
         let header = format.read_header(&path, &file).unwrap();
         // The index claims a null in a chunk without rows.
@@ -278,7 +278,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path: Arc<str> = folder.path().join("x.csv").to_str().unwrap().into();
         std::fs::write(&*path, [b"a,b\n", &text[..]].concat()).unwrap();
-        let file = LocalFile::open(&path).unwrap();
+        let file = SourceFile::open(&path).unwrap();
         let format = CsvFormat::new(dialect, 1, false);
         let header = format.read_header(&path, &file).unwrap();
         let found: Vec<CsvChunk> = format.walk(&file, &header).unwrap().collect::<Result<_>>().unwrap();

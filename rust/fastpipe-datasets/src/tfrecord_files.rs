@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use fastpipe_batch::{Feature, FileStamp, Result, Unit};
+use fastpipe_batch::{Contents, Feature, FileStamp, Result, Unit};
 use fastpipe_files::{Halt, LogRecord, OnProgress, Opening, Survey, open_all, survey};
 use fastpipe_tfrecord::{Evidence, Header, TfRecordFile, TfRecordSource};
 
@@ -14,7 +13,7 @@ pub struct TfRecordFiles {
     files: Vec<TfRecordFile>,
     headers: Vec<Header>,
     stamps: Vec<FileStamp>,
-    contents: Vec<Option<Bytes>>,
+    contents: Vec<Option<Contents>>,
 }
 
 impl TfRecordFiles {

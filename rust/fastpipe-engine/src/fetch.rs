@@ -3,9 +3,11 @@
 //! They run on separate threads, several at a time, the most urgent first. Their time doesn't count as work of the
 //! pass: while one thread waits for a server, another can decode. A pass that is left early cancels the fetches in
 //! progress and drops the rest.
+//!
+//! Units of remote files are fetched too. Neighbors that wait at the same time are read with one request (see
+//! `ranges.rs`). A request that could still grow is held back while others are in progress, unless a task waits for it.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,9 +15,15 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use fastpipe_batch::{Error, ErrorKind, Fetched, Result, Source};
+use fastpipe_files::Files;
 
+use crate::memory::Memory;
 use crate::panicked::panicked;
+use crate::ranges::{REQUEST_BYTES, REQUESTS, Ranges};
 use crate::telemetry::Telemetry;
+
+/// Number of units fetched in advance, per concurrent fetch of a source that isn't files.
+const AHEAD: usize = 2;
 
 /// Bytes of a fetching thread's stack. Sources mostly wait, so this is enough.
 const STACK: usize = 1 << 20;
@@ -45,6 +53,11 @@ impl Fetch {
     /// Whether the fetch has finished or failed.
     pub(crate) fn is_done(&self) -> bool {
         matches!(&*self.lock(), State::Done(_))
+    }
+
+    /// Whether a callback waits for the result.
+    fn is_awaited(&self) -> bool {
+        matches!(&*self.lock(), State::Under(waiting) if !waiting.is_empty())
     }
 
     /// Runs `then` once the fetch is done, or immediately if it is.
@@ -79,49 +92,53 @@ impl Fetch {
     }
 }
 
-/// A queued fetch, ordered by batch and then by request.
-struct Wanted {
-    rank: Reverse<(u64, u64)>,
-    fetch: Arc<Fetch>,
-}
-
-impl PartialEq for Wanted {
-    fn eq(&self, other: &Self) -> bool {
-        self.rank == other.rank
-    }
-}
-
-impl Eq for Wanted {}
-
-impl PartialOrd for Wanted {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Wanted {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.rank.cmp(&other.rank)
-    }
-}
+/// The batch that needs a unit, and the index of the fetch: fetches are done in this order.
+type Rank = (u64, u64);
 
 #[derive(Default)]
 struct Queue {
-    wanted: BinaryHeap<Wanted>,
+    wanted: BTreeMap<Rank, Arc<Fetch>>,
+    /// The wanted fetches of remote files, by unit.
+    places: BTreeMap<u64, Rank>,
     asked: u64,
     /// The fetch that was requested last.
     last: Weak<Fetch>,
     /// Fetches that wait for the fetch of the preceding unit, by the index of that fetch.
-    behind: HashMap<u64, Wanted>,
+    behind: HashMap<u64, (Rank, Arc<Fetch>)>,
     threads: Vec<JoinHandle<()>>,
     /// Number of threads that have nothing to do.
     idle: usize,
+    /// Number of callers that request several units, which may be neighbors.
+    asking: usize,
+}
+
+impl Queue {
+    fn push(&mut self, rank: Rank, fetch: Arc<Fetch>, is_range: bool) {
+        if is_range {
+            // A unit that is wanted twice is read twice, because each result is taken once.
+            self.places.entry(fetch.unit).or_insert(rank);
+        }
+        self.wanted.insert(rank, fetch);
+    }
+
+    fn remove(&mut self, rank: Rank) -> Option<Arc<Fetch>> {
+        let fetch = self.wanted.remove(&rank)?;
+        if self.places.get(&fetch.unit) == Some(&rank) {
+            self.places.remove(&fetch.unit);
+        }
+        Some(fetch)
+    }
 }
 
 struct Inner {
     source: Arc<dyn Source>,
+    /// The units as ranges of remote files, if they are.
+    ranges: Option<Ranges>,
     queue: Mutex<Queue>,
+    /// Maximum number of concurrent fetches.
     most: usize,
+    /// Maximum number of units that are fetched, or wait to be, before they are needed.
+    most_ahead: usize,
     changed: Condvar,
     closed: AtomicBool,
     /// Fetches that were requested and are not done.
@@ -135,11 +152,23 @@ pub(crate) struct Fetches {
 }
 
 impl Fetches {
-    pub(crate) fn new(source: &Arc<dyn Source>, telemetry: Arc<Telemetry>) -> Fetches {
+    pub(crate) fn new(
+        source: &Arc<dyn Source>,
+        files: &Arc<Files>,
+        memory: &Arc<Memory>,
+        telemetry: Arc<Telemetry>,
+    ) -> Fetches {
+        let ranges = Ranges::of(source, files, memory);
+        let (most, most_ahead) = match &ranges {
+            Some(ranges) => (REQUESTS, ranges.most_ahead()),
+            None => (source.facts().fetches, AHEAD * source.facts().fetches),
+        };
         let inner = Inner {
             source: source.clone(),
+            ranges,
             queue: Mutex::default(),
-            most: source.facts().fetches,
+            most,
+            most_ahead,
             changed: Condvar::new(),
             closed: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
@@ -153,14 +182,38 @@ impl Fetches {
         self.inner.most > 0
     }
 
-    /// Whether more fetches could be in progress than at present.
-    pub(crate) fn have_room(&self) -> bool {
-        self.inner.pending.load(Ordering::Relaxed) < self.inner.most
+    /// Whether a unit is fetched.
+    pub(crate) fn include(&self, unit: u64) -> bool {
+        self.inner.ranges.is_some() || self.inner.source.is_fetched(unit)
     }
 
-    /// The maximum number of concurrent fetches.
-    pub(crate) fn most(&self) -> usize {
-        self.inner.most
+    /// Whether more fetches could be in progress than at present.
+    pub(crate) fn have_room(&self) -> bool {
+        let enough = match &self.inner.ranges {
+            Some(_) => self.inner.most_ahead,
+            None => self.inner.most,
+        };
+        self.inner.pending.load(Ordering::Relaxed) < enough
+    }
+
+    /// Maximum number of units to fetch before they are needed.
+    pub(crate) fn most_ahead(&self) -> usize {
+        self.inner.most_ahead
+    }
+
+    /// Waits with all fetches until the result is dropped, because several units are being requested.
+    pub(crate) fn together(&self) -> Together<'_> {
+        if self.inner.ranges.is_some() {
+            self.inner.lock().asking += 1;
+        }
+        Together(&self.inner)
+    }
+
+    /// Lets the threads look again at the fetches that they held back.
+    pub(crate) fn look_again(&self) {
+        if self.inner.ranges.is_some() {
+            self.inner.changed.notify_all();
+        }
     }
 
     /// Requests a unit that is first needed by batch `batch`. If it continues the unit that was requested last, it is
@@ -186,18 +239,15 @@ impl Fetches {
         let before = before.filter(|before| {
             before.unit.checked_add(1) == Some(unit) && inner.source.follows(unit) && !before.is_done()
         });
-        let wanted = Wanted {
-            rank: Reverse((batch, fetch.number)),
-            fetch: fetch.clone(),
-        };
+        let rank = (batch, fetch.number);
         match before {
             // The thread that fetches the preceding unit queues this one afterwards.
             Some(before) => {
-                queue.behind.insert(before.number, wanted);
+                queue.behind.insert(before.number, (rank, fetch.clone()));
             }
             None => {
                 inner.need_thread(&mut queue)?;
-                queue.wanted.push(wanted);
+                queue.push(rank, fetch.clone(), inner.ranges.is_some());
             }
         }
         inner.pending.fetch_add(1, Ordering::Relaxed);
@@ -215,11 +265,23 @@ impl Fetches {
         let behind = std::mem::take(&mut queue.behind);
         drop(queue);
         self.inner.changed.notify_all();
-        for Wanted { fetch, .. } in wanted.into_iter().chain(behind.into_values()) {
+        for (_, fetch) in wanted.into_iter().chain(behind.into_values()) {
             fetch.finish(Err(closed()));
         }
         for thread in threads {
             let _ = thread.join();
+        }
+    }
+}
+
+/// Keeps the threads from fetching.
+pub(crate) struct Together<'a>(&'a Inner);
+
+impl Drop for Together<'_> {
+    fn drop(&mut self) {
+        if self.0.ranges.is_some() {
+            self.0.lock().asking -= 1;
+            self.0.changed.notify_all();
         }
     }
 }
@@ -258,37 +320,86 @@ impl Inner {
 
     /// The loop of a fetching thread.
     fn run(&self) {
-        while let Some(fetch) = self.next() {
+        while let Some(fetches) = self.next() {
             let start = Instant::now();
-            let fetched = catch_unwind(AssertUnwindSafe(|| self.source.fetch(fetch.unit, &|| self.is_closed())));
-            let fetched = fetched.unwrap_or_else(|panic| Err(panicked(&*panic)));
+            let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(&fetches)));
+            let fetched = fetched.unwrap_or_else(|panic| fetches.iter().map(|_| Err(panicked(&*panic))).collect());
             self.telemetry.fetched(start.elapsed().as_nanos() as u64);
-            self.pending.fetch_sub(1, Ordering::Relaxed);
-            // Callbacks may panic as well; this thread must continue to fetch.
-            let _ = catch_unwind(AssertUnwindSafe(|| fetch.finish(fetched)));
-            let mut queue = self.lock();
-            if let Some(next) = queue.behind.remove(&fetch.number) {
-                queue.wanted.push(next);
-                drop(queue);
-                self.changed.notify_one();
+            self.pending.fetch_sub(fetches.len(), Ordering::Relaxed);
+            for (fetch, fetched) in fetches.iter().zip(fetched) {
+                // Callbacks may panic as well; this thread must continue to fetch.
+                let _ = catch_unwind(AssertUnwindSafe(|| fetch.finish(fetched)));
+                let mut queue = self.lock();
+                if let Some((rank, next)) = queue.behind.remove(&fetch.number) {
+                    queue.push(rank, next, false);
+                    drop(queue);
+                    self.changed.notify_one();
+                }
             }
         }
     }
 
-    /// Waits for the next fetch.
-    fn next(&self) -> Option<Arc<Fetch>> {
+    fn fetch(&self, fetches: &[Arc<Fetch>]) -> Vec<Result<Fetched>> {
+        let cancelled = || self.is_closed();
+        match &self.ranges {
+            Some(ranges) => {
+                let units: Vec<u64> = fetches.iter().map(|fetch| fetch.unit).collect();
+                ranges.read(&units, &cancelled)
+            }
+            None => fetches.iter().map(|f| self.source.fetch(f.unit, &cancelled)).collect(),
+        }
+    }
+
+    /// Waits for the next fetches, which are done by one call.
+    fn next(&self) -> Option<Vec<Arc<Fetch>>> {
         let mut queue = self.lock();
         loop {
             if self.is_closed() {
                 return None;
             }
-            if let Some(wanted) = queue.wanted.pop() {
-                return Some(wanted.fetch);
+            let taken = self.take(&mut queue);
+            if !taken.is_empty() {
+                return Some(taken);
             }
             queue.idle += 1;
             queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
             queue.idle -= 1;
         }
+    }
+
+    /// Takes the most urgent fetch, and those of its neighbors. Takes nothing if all are held back.
+    fn take(&self, queue: &mut Queue) -> Vec<Arc<Fetch>> {
+        let Some(ranges) = &self.ranges else {
+            return queue.wanted.pop_first().map(|(_, fetch)| fetch).into_iter().collect();
+        };
+        if queue.asking > 0 {
+            return Vec::new();
+        }
+        let others = queue.threads.len() > queue.idle + 1;
+        let last = queue.last.upgrade().map(|last| last.unit);
+        let mut held: Vec<Rank> = Vec::new();
+        for (&rank, fetch) in &queue.wanted {
+            if held.contains(&rank) {
+                continue;
+            }
+            if queue.places.get(&fetch.unit) != Some(&rank) {
+                return queue.remove(rank).into_iter().collect();
+            }
+            let place = |(&unit, _): (&u64, &Rank)| unit;
+            let next = |unit: u64| queue.places.range(unit + 1..).next().map(place);
+            let before = |unit: u64| queue.places.range(..unit).next_back().map(place);
+            let found = ranges.neighbors(fetch.unit, &next, &before);
+            let ranks = found.units.iter().filter_map(|unit| queue.places.get(unit).copied());
+            let ranks: Vec<Rank> = ranks.collect();
+            let may_grow = others && found.bytes < REQUEST_BYTES / 2 && found.units.back().copied() == last;
+            let awaited = |rank| queue.wanted.get(rank).is_some_and(|fetch| fetch.is_awaited());
+            if may_grow && !ranks.iter().any(awaited) {
+                held = ranks;
+                continue;
+            }
+            return ranks.into_iter().filter_map(|rank| queue.remove(rank)).collect();
+        }
+        Vec::new()
     }
 }
 
@@ -370,7 +481,9 @@ mod tests {
             told: Mutex::new(told),
             time: Duration::from_millis(millis),
         });
-        (Fetches::new(&source, Arc::new(Telemetry::new())), heard)
+        let (files, memory) = (Arc::new(Files::of(source.facts())), Arc::default());
+        let fetches = Fetches::new(&source, &files, &memory, Arc::new(Telemetry::new()));
+        (fetches, heard)
     }
 
     /// Waits until all fetches are done.

@@ -83,6 +83,7 @@ mod order_memory;
 mod panicked;
 mod pass;
 mod pass_config;
+mod ranges;
 mod reader_totals;
 mod runners;
 mod running_pass;

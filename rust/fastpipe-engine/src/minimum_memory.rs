@@ -104,7 +104,7 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
 
 /// Probes some units of every class.
 fn probe_units(context: &Arc<PassContext>, limit: u64) -> Result<()> {
-    if context.fetches.are_needed() {
+    if context.config.source().facts().fetches > 0 {
         // Sources that fetch estimate the size of their units.
         return Ok(());
     }

@@ -32,7 +32,7 @@ pub(crate) type Task = Box<dyn FnOnce(&Arc<PassContext>) -> Result<()> + Send>;
 /// The components of a running pass.
 pub(crate) struct PassContext {
     pub(crate) config: PassConfig,
-    pub(crate) files: Files,
+    pub(crate) files: Arc<Files>,
     pub(crate) working_memory: WorkingMemory,
     pub(crate) costs: CostModel,
     pub(crate) telemetry: Arc<Telemetry>,
@@ -55,7 +55,8 @@ impl PassContext {
     ) -> PassContext {
         let parts = source.facts().columns.iter().flat_map(|c| c.parts()).collect();
         let telemetry = Arc::new(Telemetry::new());
-        let (files, fetches) = (Files::of(source.facts()), Fetches::new(&source, telemetry.clone()));
+        let files = Arc::new(Files::of(source.facts()));
+        let fetches = Fetches::new(&source, &files, &memory, telemetry.clone());
         let costs = CostModel::new(source.facts().classes.len());
         let config = PassConfig::new(source, options, cursor.order().settings().seed);
         let threads = config.threads();
@@ -108,7 +109,7 @@ impl PassContext {
 
     /// Returns the next batch for a consumer that waits up to `wait`.
     pub(crate) fn next(&self, wait: Duration) -> Result<Next> {
-        let parts = (&*self.telemetry, &self.working_memory, &self.files);
+        let parts = (&*self.telemetry, &self.working_memory, &*self.files);
         self.delivery
             .next(wait, parts, |chooser, taken| self.choose_threads(chooser, taken))
     }

@@ -14,10 +14,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use bytes::Bytes;
-use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, FileStamp, ReadAt, Result, SourceFacts};
+use fastpipe_batch::{Contents, Buffer, BufferPool, ByteRange, Error, ErrorKind, FileStamp, ReadAt, Result, SourceFacts};
 
-use crate::storage::LocalFile;
+use crate::storage::SourceFile;
 
 /// Number of files to keep open: enough that neighboring units find their file open, and far below any limit of file
 /// descriptors.
@@ -30,7 +29,7 @@ pub struct Files {
     /// Size and modification time of each file before its units were found. Empty if unknown.
     stamps: Vec<FileStamp>,
     /// Contents of files that are in memory. Empty if all files are on disk.
-    contents: Vec<Option<Bytes>>,
+    contents: Vec<Option<Contents>>,
     open: Mutex<VecDeque<Arc<OpenFile>>>,
     /// The latest epoch that was read.
     epoch: AtomicU64,
@@ -41,7 +40,7 @@ pub struct Files {
 #[derive(Debug)]
 struct OpenFile {
     number: u32,
-    file: LocalFile,
+    file: SourceFile,
     /// Whether the file has left the list of open files. A thread that still reads it must then check for changes.
     left: AtomicBool,
 }
@@ -73,11 +72,20 @@ impl Files {
     /// # Errors
     /// Storage if the file can't be read, or if a change of the file is detected here.
     pub fn read(&self, range: ByteRange, pool: &BufferPool) -> Result<Buffer> {
+        self.read_until(range, pool, &|| false)
+    }
+
+    /// Reads a range into memory of the pool. If the file is remote, returns an error soon after `cancelled` returns
+    /// true.
+    ///
+    /// # Errors
+    /// As for [`Files::read`]; Closed if it was cancelled.
+    pub fn read_until(&self, range: ByteRange, pool: &BufferPool, cancelled: &dyn Fn() -> bool) -> Result<Buffer> {
         let open = self.get(range.location)?;
         let len = usize::try_from(range.len)
             .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than the address space"))?;
         let mut bytes = pool.take(len)?;
-        let found = open.file.read_at(range.offset, &mut bytes)?;
+        let found = open.file.read_until(range.offset, &mut bytes, cancelled)?;
         if found < len {
             let what = format!("it became shorter: expected {len} bytes, found {found}");
             return Err(changed(&what).at_path(open.file.location()));
@@ -160,7 +168,7 @@ impl Files {
     }
 
     /// Checks that a file hasn't changed since it was indexed.
-    fn compare(&self, number: u32, file: &LocalFile) -> Result<()> {
+    fn compare(&self, number: u32, file: &SourceFile) -> Result<()> {
         let Some(before) = self.stamps.get(number as usize) else {
             return Ok(());
         };
@@ -173,12 +181,12 @@ impl Files {
         Err(changed(&what).at_path(file.location()))
     }
 
-    fn open_file(&self, number: usize) -> Result<LocalFile> {
+    fn open_file(&self, number: usize) -> Result<SourceFile> {
         let path = self.paths.get(number).ok_or_else(|| {
             let reason = format!("unknown file {number} of {}", self.paths.len());
             Error::new(ErrorKind::Internal, reason)
         })?;
-        LocalFile::of(path, self.contents.get(number).and_then(Option::as_ref))
+        SourceFile::of(path, self.contents.get(number).and_then(Option::as_ref))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Arc<OpenFile>>> {
@@ -234,7 +242,7 @@ mod tests {
                 path.to_str().unwrap().into()
             })
             .collect();
-        let stamp = |path: &Arc<str>| LocalFile::open(path).unwrap().stamp().unwrap();
+        let stamp = |path: &Arc<str>| SourceFile::open(path).unwrap().stamp().unwrap();
         Files {
             stamps: paths.iter().map(stamp).collect(),
             paths,

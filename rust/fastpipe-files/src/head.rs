@@ -1,24 +1,80 @@
-//! A buffer of the first bytes of a file, which are read once.
+//! A buffer of the first bytes of a file, which are read once, and of the bytes ahead in a remote file.
+
+use std::sync::{Mutex, PoisonError};
 
 use fastpipe_batch::{ReadAt, Result};
 
-use crate::storage::LocalFile;
+use crate::storage::SourceFile;
 
 /// Number of bytes to buffer: the header and, if the file is small, all of it.
 pub(crate) const HEAD_BYTES: u64 = 64 << 10;
 
+/// Bytes of the first and of the largest request for the bytes ahead in a remote file. Requests double.
+const AHEAD_BYTES: (u64, u64) = (1 << 20, 32 << 20);
+
+/// Number of bytes to read in a remote file if only a few bytes of each block are looked at and blocks are large.
+const GLANCE_BYTES: u64 = 4 << 10;
+
 /// A file with its first bytes in a buffer, so that a small file is read only once.
 pub(crate) struct Head<'a> {
-    file: &'a LocalFile,
+    file: &'a SourceFile,
     size: u64,
     bytes: Vec<u8>,
+    ahead: Mutex<Ahead>,
+}
+
+/// Bytes that were read ahead in a remote file, since each request takes long.
+#[derive(Default)]
+struct Ahead {
+    start: u64,
+    bytes: Vec<u8>,
+    /// Number of bytes of the next request.
+    next: u64,
+}
+
+impl Ahead {
+    /// Reads a range, from the buffer if possible.
+    fn read(&mut self, file: &SourceFile, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let buffered = |ahead: &Ahead| {
+            let from = usize::try_from(offset.checked_sub(ahead.start)?).ok()?;
+            let found = ahead.bytes.get(from..from.checked_add(out.len())?)?;
+            Some(found.to_vec())
+        };
+        let end = self.start + self.bytes.len() as u64;
+        if let Some(found) = buffered(self) {
+            out.copy_from_slice(&found);
+            return Ok(out.len());
+        }
+        // A walk skips large blocks. Reading what it skips would take longer than another request.
+        let skips = offset.saturating_sub(end) > AHEAD_BYTES.1 / 4;
+        self.next = match skips {
+            true => GLANCE_BYTES,
+            false => (self.next * 2).clamp(AHEAD_BYTES.0, AHEAD_BYTES.1),
+        };
+        let rest = file.size()?.saturating_sub(offset);
+        let len = self.next.max(out.len() as u64).min(rest);
+        self.bytes = file.read_up_to(offset, len as usize)?;
+        self.start = offset;
+        let found = self.bytes.len().min(out.len());
+        out[..found].copy_from_slice(&self.bytes[..found]);
+        Ok(found)
+    }
 }
 
 impl<'a> Head<'a> {
     /// Reads the first bytes of a file of `size` bytes.
-    pub(crate) fn read(file: &'a LocalFile, size: u64) -> Result<Self> {
+    pub(crate) fn read(file: &'a SourceFile, size: u64) -> Result<Self> {
         let bytes = file.read_up_to(0, size.min(HEAD_BYTES) as usize)?;
-        Ok(Head { file, size, bytes })
+        let ahead = Mutex::new(Ahead {
+            start: bytes.len() as u64,
+            ..Ahead::default()
+        });
+        Ok(Head {
+            file,
+            size,
+            bytes,
+            ahead,
+        })
     }
 
     /// Copies a range if it is buffered.
@@ -42,16 +98,21 @@ impl ReadAt for Head<'_> {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        match self.copy(offset, out) {
-            true => Ok(out.len()),
-            false => self.file.read_at(offset, out),
+        match (self.copy(offset, out), self.file.remote()) {
+            (true, _) => Ok(out.len()),
+            (false, None) => self.file.read_at(offset, out),
+            (false, Some(_)) => {
+                let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+                ahead.read(self.file, offset, out)
+            }
         }
     }
 
     fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        match self.copy(offset, out) {
-            true => Ok(out.len()),
-            false => self.file.glance_at(offset, out),
+        match self.file.remote() {
+            None if !self.copy(offset, out) => self.file.glance_at(offset, out),
+            None => Ok(out.len()),
+            Some(_) => self.read_at(offset, out),
         }
     }
 }
@@ -65,7 +126,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let bytes: Vec<u8> = (0..HEAD_BYTES + 100).map(|i| (i % 251) as u8).collect();
         std::fs::write(file.path(), &bytes).unwrap();
-        let file = LocalFile::open(file.path().to_str().unwrap()).unwrap();
+        let file = SourceFile::open(file.path().to_str().unwrap()).unwrap();
         let head = Head::read(&file, bytes.len() as u64).unwrap();
         assert_eq!(
             (head.bytes.len() as u64, head.size().unwrap()),

@@ -29,11 +29,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-use fastpipe_batch::{Error, ErrorKind, FileStamp, Result, text_path};
+use fastpipe_batch::{Error, ErrorKind, FileStamp, ReadAt, Result, text_path};
 use serde::{Deserialize, Serialize};
 use siphasher::sip128::SipHasher24;
 
-use crate::storage::{LocalFile, nanoseconds};
+use crate::storage::{SourceFile, nanoseconds};
 
 /// The first bytes of an entry.
 const MAGIC: [u8; 8] = *b"FPINDEX\x01";
@@ -63,7 +63,7 @@ pub struct Stamp {
 
 impl Stamp {
     /// Observes a file.
-    pub fn of(file: &LocalFile) -> Result<Stamp> {
+    pub fn of(file: &SourceFile) -> Result<Stamp> {
         // Read the clock first: if the file changes in between, it then looks younger than it is, never older.
         let seen = nanoseconds(SystemTime::now());
         let file = file.stamp()?;
@@ -117,6 +117,19 @@ pub enum Key {
         /// Modification time in nanoseconds since 1970.
         modified: i128,
     },
+    /// A file in another storage.
+    Remote {
+        /// Tag of the index: see [`Format::cache_tag`](crate::Format::cache_tag).
+        tag: Vec<u8>,
+        /// URL of the file.
+        url: String,
+        /// A text that another version of the file doesn't have.
+        version: String,
+        /// Size of the file in bytes.
+        size: u64,
+        /// Modification time in nanoseconds since 1970.
+        modified: i128,
+    },
 }
 
 impl Key {
@@ -143,18 +156,35 @@ impl Key {
         })
     }
 
+    /// Returns the key of a file for the index with this tag.
+    pub fn of(file: &SourceFile, stamp: &Stamp, tag: &[u8]) -> Result<Key> {
+        let Some(remote) = file.remote() else {
+            return Key::local(file.location(), stamp, tag);
+        };
+        let FileStamp { size, modified } = stamp.file;
+        Ok(Key::Remote {
+            tag: tag.to_vec(),
+            url: file.location().to_owned(),
+            version: remote.version().to_owned(),
+            size,
+            modified,
+        })
+    }
+
     /// Returns the name of the index, which doesn't depend on the file's contents.
     fn name(&self) -> Cow<'_, [u8]> {
         match self {
             Key::Local { path, .. } => path.into(),
             // A path can't contain a zero byte, so names are unique.
             Key::Tagged { tag, path, .. } => [&path[..], tag].join(&0).into(),
+            // No absolute path begins like a URL.
+            Key::Remote { tag, url, .. } => [url.as_bytes(), tag].join(&0).into(),
         }
     }
 
     /// Returns the size of the file in bytes.
     fn size(&self) -> u64 {
-        let (Key::Local { size, .. } | Key::Tagged { size, .. }) = self;
+        let (Key::Local { size, .. } | Key::Tagged { size, .. } | Key::Remote { size, .. }) = self;
         *size
     }
 
@@ -366,7 +396,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, b"content").unwrap();
-        let stamp = Stamp::of(&LocalFile::open(path.to_str().unwrap()).unwrap()).unwrap();
+        let stamp = Stamp::of(&SourceFile::open(path.to_str().unwrap()).unwrap()).unwrap();
         let cache = IndexCache::open(folder.path()).unwrap();
         let keys = [&b""[..], b"a", b"b"].map(|tag| Key::local(path.to_str().unwrap(), &stamp, tag).unwrap());
         assert!(matches!(keys[0], Key::Local { .. }));
@@ -448,7 +478,7 @@ mod tests {
         let day = Duration::from_secs(86_400);
         let look = |time: SystemTime| {
             file.as_file().set_modified(time).unwrap();
-            Stamp::of(&LocalFile::open(file.path().to_str().unwrap()).unwrap()).unwrap()
+            Stamp::of(&SourceFile::open(file.path().to_str().unwrap()).unwrap()).unwrap()
         };
         let now = SystemTime::now();
         let old = look(now - day);

@@ -9,7 +9,7 @@ use crate::head::{HEAD_BYTES, Head};
 use crate::index_cache::{IndexCache, Key, Lookup, Stamp};
 use crate::log_record::LogRecord;
 use crate::progress::{Halt, OnProgress};
-use crate::storage::LocalFile;
+use crate::storage::SourceFile;
 use crate::walk::{check_all_empty, walk, walk_front, walk_on};
 
 /// The outcome for a file's cache entry.
@@ -55,7 +55,7 @@ struct Begun<'f, F: Format> {
 }
 
 impl<'f, F: Format> Begun<'f, F> {
-    fn new(format: &F, file: &'f LocalFile, path: &Arc<str>) -> Result<Self> {
+    fn new(format: &F, file: &'f SourceFile, path: &Arc<str>) -> Result<Self> {
         // Take the stamp before reading anything. Any later change then shows in the stamp after the walk, in the key
         // of the next opening, or when the file is read.
         let stamp = Stamp::of(file)?;
@@ -83,13 +83,13 @@ pub fn open<F: Format, E>(
     cache: Option<&IndexCache>,
     on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Opened<F>, Halt<E>> {
-    open_file(format, &LocalFile::open(path)?, path, cache, on_progress)
+    open_file(format, &SourceFile::open(path)?, path, cache, on_progress)
 }
 
 /// Finds the blocks of a file that is already open.
 pub(crate) fn open_file<F: Format, E>(
     format: &F,
-    file: &LocalFile,
+    file: &SourceFile,
     path: &Arc<str>,
     cache: Option<&IndexCache>,
     on_progress: &mut OnProgress<'_, E>,
@@ -119,13 +119,13 @@ pub fn open_front<F: Format, E>(
     path: &Arc<str>,
     on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Option<Opened<F>>, Halt<E>> {
-    open_file_front(format, &LocalFile::open(path)?, path, on_progress)
+    open_file_front(format, &SourceFile::open(path)?, path, on_progress)
 }
 
 /// Finds the blocks before the damage in a file that is already open.
 pub(crate) fn open_file_front<F: Format, E>(
     format: &F,
-    file: &LocalFile,
+    file: &SourceFile,
     path: &Arc<str>,
     on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Option<Opened<F>>, Halt<E>> {
@@ -140,13 +140,13 @@ pub(crate) fn open_file_front<F: Format, E>(
 fn open_cached<F: Format, E>(
     format: &F,
     head: &Head<'_>,
-    file: &LocalFile,
+    file: &SourceFile,
     before: Stamp,
     cache: &IndexCache,
     opened: &mut Opened<F>,
     on_progress: &mut OnProgress<'_, E>,
 ) -> Result<(), Halt<E>> {
-    let key = Key::local(file.location(), &before, format.cache_tag())?;
+    let key = Key::of(file, &before, format.cache_tag())?;
     let front = match load(format, cache, &key, head, opened, on_progress)? {
         Loaded::Whole(blocks, entry) => {
             on_progress(before.size()).map_err(Halt::Interrupted)?;
@@ -237,7 +237,7 @@ fn keep<F: Format>(
     cache: &IndexCache,
     key: &Key,
     before: &Stamp,
-    file: &LocalFile,
+    file: &SourceFile,
     opened: &Opened<F>,
 ) -> Result<(CacheOutcome, u64)> {
     if !Stamp::of(file)?.same(before) {
@@ -432,7 +432,7 @@ mod tests {
         let blocks = place.opened(&path).blocks;
         let kept = entry(&place.folder.path().join("cache"));
         let sound = std::fs::read(&kept).unwrap();
-        let stamp = Stamp::of(&LocalFile::open(&path).unwrap()).unwrap();
+        let stamp = Stamp::of(&SourceFile::open(&path).unwrap()).unwrap();
         let key = Key::local(&path, &stamp, b"").unwrap();
         let write_index = |index: &[u8]| assert!(place.cache.store(&key, index).unwrap() > 0);
         let damages: [(&str, &dyn Fn()); 4] = [

@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
-use fastpipe_batch::Error;
+use fastpipe_batch::{Contents, Error};
 
 use crate::format::Format;
 use crate::index_cache::IndexCache;
 use crate::indexed_file::{Opened, open_file, open_file_front};
 use crate::progress::{Halt, LOOK_AFTER, OnProgress};
-use crate::storage::LocalFile;
+use crate::storage::SourceFile;
 
 /// Maximum number of threads. More threads would only wait for each other in the system.
 const MOST_THREADS: usize = 16;
@@ -23,14 +22,23 @@ const MOST_THREADS: usize = 16;
 /// Options for opening files.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening<'a> {
-    /// Contents of files that are in memory, which aren't indexed in the cache. Empty if all files are on disk.
-    pub contents: &'a [Option<Bytes>],
+    /// Contents of files that aren't on a local disk. Those in memory aren't indexed in the cache. Empty if all files
+    /// are on disk.
+    pub contents: &'a [Option<Contents>],
     /// Index cache, if any.
     pub cache: Option<&'a IndexCache>,
     /// Whether to open damaged files up to the damage.
     pub tolerant: bool,
     /// Number of threads, including the caller's.
     pub threads: usize,
+}
+
+impl Opening<'_> {
+    /// Whether some files are in another storage.
+    pub fn are_remote(&self) -> bool {
+        let mut contents = self.contents.iter().flatten();
+        contents.any(|contents| matches!(contents, Contents::Remote(_)))
+    }
 }
 
 /// The outcome of opening a file.
@@ -56,7 +64,7 @@ struct Work<'a, F> {
     /// Error of that file.
     failed: Mutex<Option<Error>>,
     /// Whether all threads should stop immediately.
-    stopped: AtomicBool,
+    stopped: Arc<AtomicBool>,
 }
 
 /// Another thread stopped the work.
@@ -83,8 +91,8 @@ impl<F: Format> Work<'_, F> {
     fn open<E>(&self, number: usize, on_progress: &mut OnProgress<'_, E>) -> Result<Found<F>, Halt<E>> {
         let path = &self.paths[number];
         let contents = self.how.contents.get(number).and_then(Option::as_ref);
-        let cache = self.how.cache.filter(|_| contents.is_none());
-        let file = || LocalFile::of(path, contents);
+        let cache = self.how.cache.filter(|_| !matches!(contents, Some(Contents::Memory(_))));
+        let file = || SourceFile::of(path, contents).map(|file| file.stopped_by(&self.stopped));
         let opened = file().map_err(Halt::from);
         match opened.and_then(|file| open_file(self.format, &file, path, cache, on_progress)) {
             Ok(opened) => Ok(Found {
@@ -114,11 +122,16 @@ impl<F: Format> Work<'_, F> {
             .unwrap_or_default()
     }
 
-    /// Runs in the caller's thread. In addition to opening files, asks the caller whether to continue, on behalf of all
-    /// threads.
-    fn lead<E>(&self, helpers: &Receiver<()>, on_progress: &mut OnProgress<'_, E>) -> Result<Numbered<F>, Halt<E>> {
+    /// Runs in the caller's thread. Asks the caller whether to continue, on behalf of all threads. If `opens`, it also
+    /// opens files.
+    fn lead<E>(
+        &self,
+        helpers: &Receiver<()>,
+        opens: bool,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<Numbered<F>, Halt<E>> {
         let mut run = || {
-            let opened = self.run(on_progress)?;
+            let opened = if opens { self.run(on_progress)? } else { Vec::new() };
             while let Err(RecvTimeoutError::Timeout) = helpers.recv_timeout(LOOK_AFTER) {
                 on_progress(0).map_err(Halt::Interrupted)?;
             }
@@ -151,12 +164,17 @@ pub fn open_all<F: Format, E>(
         next: AtomicUsize::new(0),
         end: AtomicUsize::new(paths.len()),
         failed: Mutex::new(None),
-        stopped: AtomicBool::new(false),
+        stopped: Arc::default(),
     };
     let mut opened = std::thread::scope(|scope| {
         let (done, helpers) = channel();
-        let threads = how.threads.min(MOST_THREADS).min(paths.len());
-        // The caller's thread also opens files. If the system can't start more threads, it does all the work.
+        // Remote files are opened by other threads: they wait for a network, while the caller's thread can be
+        // interrupted.
+        let threads = match how.are_remote() {
+            true => MOST_THREADS.min(paths.len()) + 1,
+            false => how.threads.min(MOST_THREADS).min(paths.len()),
+        };
+        // The caller's thread opens local files too. If the system can't start more threads, it does all the work.
         let spawn = |_| {
             let (work, done) = (&work, done.clone());
             let builder = std::thread::Builder::new().name("fastpipe-open".to_owned());
@@ -164,7 +182,8 @@ pub fn open_all<F: Format, E>(
         };
         let handles: Vec<_> = (1..threads).map_while(spawn).collect();
         drop(done);
-        let mut opened = work.lead(&helpers, on_progress)?;
+        let opens = !how.are_remote() || handles.is_empty();
+        let mut opened = work.lead(&helpers, opens, on_progress)?;
         for handle in handles {
             opened.extend(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
@@ -220,7 +239,7 @@ mod tests {
         let mut paths = files(folder.path(), 6, &[3]);
         let mut contents = vec![None; 6];
         for i in [0, 3, 4] {
-            contents[i] = Some(Bytes::from(std::fs::read(&*paths[i]).unwrap()));
+            contents[i] = Some(Contents::Memory(std::fs::read(&*paths[i]).unwrap().into()));
             std::fs::remove_file(&*paths[i]).unwrap();
             paths[i] = format!("<bytes #{i}>").into();
         }

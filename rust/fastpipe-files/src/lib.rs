@@ -1,6 +1,6 @@
 //! Files: reading them, detecting changes, and opening them with their blocks.
 //!
-//! [`LocalFile`] reads one file by position. [`Files`] is the set of files of a source while a pass reads it. Before a
+//! [`SourceFile`] reads one file by position. [`Files`] is the set of files of a source while a pass reads it. Before a
 //! file is read, it is opened: its header is read, and its blocks are found by a walk through the file or in an
 //! [`IndexCache`] ([`open`], [`open_all`]). The file's [`Format`] defines the header and how the blocks are found.
 //!
@@ -33,6 +33,6 @@ pub use indexed_file::{CacheOutcome, Opened, open, open_front};
 pub use indexed_files::{Found, Opening, open_all};
 pub use log_record::{Level, LogRecord};
 pub use progress::{Halt, LOOK_AFTER, OnProgress};
-pub use storage::LocalFile;
+pub use storage::SourceFile;
 pub use survey::{LOOKED_AT_WHOLE, Survey, survey};
 pub use walk::{walk, walk_front};

@@ -1,5 +1,5 @@
-//! Files on disk and byte strings in memory, both read by position. Several threads can read one file, because they
-//! don't share a cursor.
+//! Files on disk, byte strings in memory, and remote files, all read by position. Several threads can read one file,
+//! because they don't share a cursor.
 
 use std::fs::File;
 use std::io;
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use fastpipe_batch::{Error, ErrorKind, FileStamp, ReadAt, Result, text_path};
+use fastpipe_batch::{Contents, Error, ErrorKind, FileStamp, ReadAt, Result, Stored, text_path};
 
 /// An open file.
 #[derive(Debug)]
-pub struct LocalFile {
+pub struct SourceFile {
     path: Arc<str>,
     place: Place,
 }
@@ -26,9 +26,14 @@ enum Place {
         glances: AtomicBool,
     },
     Memory(Bytes),
+    Remote {
+        stored: Arc<dyn Stored>,
+        /// Whether reads should return at once.
+        stopped: Arc<AtomicBool>,
+    },
 }
 
-impl LocalFile {
+impl SourceFile {
     /// Opens the file at a path given as text: see [`path_text`](fastpipe_batch::path_text).
     pub fn open(path: &str) -> Result<Self> {
         let real = text_path(path);
@@ -44,29 +49,51 @@ impl LocalFile {
         }
         let file = File::open(&*real).map_err(|e| Error::io(path, &e))?;
         let glances = AtomicBool::new(true);
-        Ok(LocalFile {
+        Ok(SourceFile {
             path: path.into(),
             place: Place::Disk { file, glances },
         })
     }
 
-    /// Returns bytes in memory as a file of that name.
-    pub fn in_memory(name: &Arc<str>, contents: Bytes) -> Self {
-        LocalFile {
-            path: name.clone(),
-            place: Place::Memory(contents),
-        }
-    }
-
     /// Returns `contents` as a file of that name if given, or else opens the file at that path.
     ///
     /// # Errors
-    /// As for [`LocalFile::open`].
-    pub fn of(path: &Arc<str>, contents: Option<&Bytes>) -> Result<Self> {
-        contents.map_or_else(
-            || Self::open(path),
-            |contents| Ok(Self::in_memory(path, contents.clone())),
-        )
+    /// As for [`SourceFile::open`].
+    pub fn of(path: &Arc<str>, contents: Option<&Contents>) -> Result<Self> {
+        let place = match contents {
+            None => return Self::open(path),
+            Some(Contents::Memory(bytes)) => Place::Memory(bytes.clone()),
+            Some(Contents::Remote(stored)) => Place::Remote {
+                stored: stored.clone(),
+                stopped: Arc::default(),
+            },
+        };
+        let path = path.clone();
+        Ok(SourceFile { path, place })
+    }
+
+    /// Lets reads of a remote file return an error soon after `stopped` becomes true.
+    pub(crate) fn stopped_by(mut self, by: &Arc<AtomicBool>) -> Self {
+        if let Place::Remote { stopped, .. } = &mut self.place {
+            *stopped = by.clone();
+        }
+        self
+    }
+
+    /// Returns the file in its storage, if it is remote.
+    pub fn remote(&self) -> Option<&dyn Stored> {
+        match &self.place {
+            Place::Remote { stored, .. } => Some(&**stored),
+            Place::Disk { .. } | Place::Memory(_) => None,
+        }
+    }
+
+    /// Reads like [`ReadAt::read_at`]. If the file is remote, returns an error soon after `cancelled` returns true.
+    pub(crate) fn read_until(&self, offset: u64, out: &mut [u8], cancelled: &dyn Fn() -> bool) -> Result<usize> {
+        match &self.place {
+            Place::Remote { stored, .. } => stored.read_at(offset, out, cancelled),
+            Place::Disk { .. } | Place::Memory(_) => self.read_at(offset, out),
+        }
     }
 
     /// Returns the size and modification time of the open file, even if another file has its name by now.
@@ -77,6 +104,7 @@ impl LocalFile {
                 let size = contents.len() as u64;
                 return Ok(FileStamp { size, modified: 0 });
             }
+            Place::Remote { stored, .. } => return Ok(stored.stamp()),
         };
         let look = || {
             let metadata = file.metadata()?;
@@ -105,6 +133,9 @@ impl LocalFile {
         let file = match &self.place {
             Place::Disk { file, .. } => file,
             Place::Memory(contents) => return Ok(copy(contents, offset, out)),
+            Place::Remote { stored, stopped } => {
+                return stored.read_at(offset, out, &|| stopped.load(Ordering::Relaxed));
+            }
         };
         while read < out.len() {
             match read_once(file, offset + read as u64, &mut out[read..]) {
@@ -164,7 +195,7 @@ fn read_uncached(_file: &File, _offset: u64, _out: &mut [u8]) -> Option<usize> {
     None
 }
 
-impl ReadAt for LocalFile {
+impl ReadAt for SourceFile {
     fn location(&self) -> &str {
         &self.path
     }
@@ -173,6 +204,7 @@ impl ReadAt for LocalFile {
         match &self.place {
             Place::Disk { file, .. } => file.metadata().map(|m| m.len()).map_err(|e| Error::io(&self.path, &e)),
             Place::Memory(contents) => Ok(contents.len() as u64),
+            Place::Remote { stored, .. } => Ok(stored.stamp().size),
         }
     }
 
@@ -213,7 +245,7 @@ mod tests {
     fn files_are_read_by_position() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"hello world").unwrap();
-        let file = LocalFile::open(file.path().to_str().unwrap()).unwrap();
+        let file = SourceFile::open(file.path().to_str().unwrap()).unwrap();
         let mut out = [0; 8];
         assert_eq!(file.read_at(6, &mut out).unwrap(), 5);
         assert_eq!((&out[..5], file.size().unwrap()), (&b"world"[..], 11));
@@ -230,7 +262,7 @@ mod tests {
     #[test]
     fn memory_is_read_by_position() {
         let name: Arc<str> = "<bytes #0>".into();
-        let file = LocalFile::of(&name, Some(&Bytes::from_static(b"hello world"))).unwrap();
+        let file = SourceFile::of(&name, Some(&Contents::Memory(Bytes::from_static(b"hello world")))).unwrap();
         let mut out = [0; 8];
         assert_eq!(file.read_at(6, &mut out).unwrap(), 5);
         assert_eq!((&out[..5], file.size().unwrap()), (&b"world"[..], 11));
@@ -240,18 +272,18 @@ mod tests {
         }
         assert_eq!(file.stamp().unwrap(), FileStamp { size: 11, modified: 0 });
         assert_eq!(file.location(), "<bytes #0>");
-        assert_eq!(LocalFile::of(&name, None).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(SourceFile::of(&name, None).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]
     fn files_that_cannot_be_opened_are_typed_errors() {
         assert_eq!(
-            LocalFile::open("/nowhere/x.avro").unwrap_err().kind(),
+            SourceFile::open("/nowhere/x.avro").unwrap_err().kind(),
             ErrorKind::NotFound
         );
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(
-            LocalFile::open(folder.path().to_str().unwrap()).unwrap_err().kind(),
+            SourceFile::open(folder.path().to_str().unwrap()).unwrap_err().kind(),
             ErrorKind::Storage
         );
     }

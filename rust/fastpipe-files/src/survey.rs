@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
     use crate::log_record::Level;
-    use crate::storage::LocalFile;
+    use crate::storage::SourceFile;
 
     /// Units of equal length in one file. The first byte of each unit is its row count, and 0 means damage.
     struct Bytes {
@@ -231,7 +231,7 @@ mod tests {
         let path: Arc<str> = path.to_str().unwrap().into();
         Bytes {
             facts: SourceFacts {
-                stamps: vec![LocalFile::open(&path).unwrap().stamp().unwrap()],
+                stamps: vec![SourceFile::open(&path).unwrap().stamp().unwrap()],
                 locations: vec![path],
                 ..SourceFacts::new([], "bytes", Work::default())
             },

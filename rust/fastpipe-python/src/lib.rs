@@ -75,6 +75,7 @@ mod _fastpipe {
         index_cache::index_file,
         interactions::{InteractionsDataset, Positives},
         interactions_preparation::{compress_interactions, core_of, keep_positives, number_ids},
+        remote::{RemoteFile, list_remote},
         tables::TableDataset,
         tfrecord::{TfRecordDataset, begins_with_record},
         tfrecord_writer::TfRecordWriter,

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use fastpipe_batch::{
+use fastpipe_batch::{Contents, 
     BufferPool, Chunk, Chunks, Error, Feature, Fetched, FileStamp, Pass, Pick, Result, Row, Sink, Source, SourceFacts,
     Starts, Unit, UnitInfo, Unpicked, Work, own_units,
 };
@@ -57,7 +56,7 @@ impl TfRecordSource {
     /// Sets the stamps of the files, taken before their records were found, and the bytes of the files that are in
     /// memory.
     #[must_use]
-    pub fn with_storage(mut self, stamps: Vec<FileStamp>, contents: Vec<Option<Bytes>>) -> TfRecordSource {
+    pub fn with_storage(mut self, stamps: Vec<FileStamp>, contents: Vec<Option<Contents>>) -> TfRecordSource {
         (self.facts.stamps, self.facts.contents) = (stamps, contents);
         self
     }

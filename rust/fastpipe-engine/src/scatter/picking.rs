@@ -70,6 +70,7 @@ impl Batches<Picks> for PassContext {
         let working_memory = self.gate.batch_bytes();
         // If memory for the list is short, or a unit can't be fetched, the batch reports the error when it is started.
         let wanted = kept.want(epoch, number, &picks.units).unwrap_or_default();
+        let _together = self.fetches.together();
         wanted.into_iter().all(|unit| {
             self.working_memory.fits_ahead(self.unit_bytes(unit), working_memory)
                 && self.open_ahead(kept, epoch, number, unit).is_ok()
@@ -84,9 +85,11 @@ impl Batches<Picks> for PassContext {
         picks: Picks,
         reserved: Reserved,
     ) -> Result<Cost> {
+        let together = self.fetches.together();
         for unit in scatter.want(info.epoch, number, &picks.units)? {
             self.open_ahead(scatter, info.epoch, number, unit)?;
         }
+        drop(together);
         let slots = picks.rows.len();
         let cost = self.picks_cost(&picks);
         let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
@@ -126,7 +129,7 @@ impl PassContext {
     /// Opens a unit that batch `number` needs.
     fn open_ahead(self: &Arc<Self>, scatter: &mut Scatter, epoch: u64, number: u64, unit: u64) -> Result<()> {
         let info = self.config.describe(unit);
-        let needed = self.fetches.are_needed() && self.config.source().is_fetched(unit);
+        let needed = self.fetches.are_needed() && self.fetches.include(unit);
         let fetch = needed.then(|| self.fetches.start(unit, number)).transpose()?;
         let reserved = self.working_memory.reserve(self.unit_bytes(unit));
         let cell = Arc::new(RandomCell::new(unit, epoch, reserved));

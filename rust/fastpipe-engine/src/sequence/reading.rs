@@ -19,9 +19,6 @@ use crate::pass::PassContext;
 use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
-/// Number of units fetched in advance, per concurrent fetch.
-const FETCHED_AHEAD: usize = 2;
-
 /// Bytes of units that the system is asked to read before they are needed.
 const READ_AHEAD: u64 = 16 << 20;
 
@@ -82,9 +79,10 @@ impl Batches<Vec<Run>> for PassContext {
 impl PassContext {
     /// Fetches the units of a batch that isn't started. Returns false if no more may be fetched at present.
     fn fetch_batch(&self, kept: &mut Sequence, epoch: u64, number: u64, runs: &[Run]) -> bool {
-        if kept.ahead() >= FETCHED_AHEAD * self.fetches.most() {
+        if kept.ahead() >= self.fetches.most_ahead() {
             return false;
         }
+        let _together = self.fetches.together();
         let working_memory = self.gate.batch_bytes();
         runs.iter().all(|run| {
             // If memory or a thread is missing, the batch reports the error when it is started.
@@ -144,6 +142,7 @@ impl PassContext {
         let target = total / tasks + 1;
         let mut groups: Vec<Vec<Piece>> = vec![Vec::new()];
         let mut filled = 0;
+        let together = self.fetches.together();
         for (run, cost) in runs.iter().zip(costs) {
             if self.fetches.are_needed() {
                 self.fetch_ahead(units, info.epoch, number, run.unit)?;
@@ -180,6 +179,7 @@ impl PassContext {
                 cost_left = cost_left.saturating_sub(taken_cost);
             }
         }
+        drop(together);
         // The batch has reserved memory for units that end in it. A unit with more pieces to come is used after the
         // batch, so it needs a separate reservation.
         if let Some(run) = runs.last()
@@ -243,6 +243,7 @@ impl PassContext {
                 }
             }));
         }
+        self.fetches.look_again();
     }
 
     /// Nanoseconds that a run and the rest of its unit are expected to take.

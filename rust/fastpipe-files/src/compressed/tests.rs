@@ -6,7 +6,7 @@ use fastpipe_batch::{ByteRange, Error, ErrorKind, ReadAt, Result, SourceFacts, W
 use proptest::prelude::*;
 
 use super::*;
-use crate::storage::LocalFile;
+use crate::storage::SourceFile;
 
 /// Bytes in memory that count how many of them are read.
 struct Counted {
@@ -163,7 +163,7 @@ proptest! {
         let path = folder.path().join("x");
         std::fs::write(&path, &packed).unwrap();
         let path: Arc<str> = path.to_str().unwrap().into();
-        let stamps = vec![LocalFile::open(&path).unwrap().stamp().unwrap()];
+        let stamps = vec![SourceFile::open(&path).unwrap().stamp().unwrap()];
         let source = SourceFacts { stamps, locations: vec![path], ..SourceFacts::new([], "one file", Work::default()) };
         let files = TextFiles::of(&source, [Some(Packed { compression, layout: layout.into() })].into());
         for (offset, len) in reads {

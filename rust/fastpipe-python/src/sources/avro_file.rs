@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use fastpipe_avro::{Block, Codec, FileInfo, Header, decompress, whole_blocks_end};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, path_text, text_path, try_collect};
 use fastpipe_datasets::AvroFormat;
-use fastpipe_files::{LocalFile, walk};
+use fastpipe_files::{SourceFile, walk};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -16,12 +16,12 @@ use pyo3::types::PyBytes;
 use crate::arrays::batch_arrays::array;
 use crate::callbacks::signals;
 use crate::errors::IntoPy;
-use crate::sources::files::{InMemory, contents};
+use crate::sources::files::{Elsewhere, contents};
 
 /// A single Avro container file: its header, and its blocks once they are requested.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ContainerFile {
-    file: LocalFile,
+    file: SourceFile,
     info: FileInfo,
     blocks: OnceLock<Vec<Block>>,
 }
@@ -67,12 +67,12 @@ type Columns<'py> = (
 #[pymethods]
 impl ContainerFile {
     #[new]
-    #[pyo3(signature = (path, in_memory=None))]
-    fn new(py: Python<'_>, path: OsString, in_memory: InMemory) -> PyResult<Self> {
+    #[pyo3(signature = (path, elsewhere=None))]
+    fn new(py: Python<'_>, path: OsString, elsewhere: Option<Elsewhere<'_>>) -> PyResult<Self> {
         let path: Arc<str> = path_text(&path).into();
-        let contents = contents(in_memory)?;
+        let contents = contents(elsewhere)?;
         let read = || {
-            let file = LocalFile::of(&path, contents.as_ref())?;
+            let file = SourceFile::of(&path, contents.as_ref())?;
             let info = FileInfo::new(path.clone(), Header::read(&file)?)?;
             Ok::<_, Error>((file, info))
         };

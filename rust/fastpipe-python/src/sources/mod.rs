@@ -13,6 +13,7 @@ pub(crate) mod files;
 pub(crate) mod index_cache;
 pub(crate) mod interactions;
 pub(crate) mod interactions_preparation;
+pub(crate) mod remote;
 pub(crate) mod tables;
 pub(crate) mod tfrecord;
 pub(crate) mod tfrecord_writer;

@@ -1,0 +1,207 @@
+//! One remote file.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use fastpipe_batch::{Error, ErrorKind, FileStamp, Result, Stored};
+use futures_util::future::{Either, select, try_join_all};
+use futures_util::{TryFutureExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
+
+use crate::errors::CHANGED;
+use crate::runtime::wait;
+use crate::store::{Entry, Store, nanoseconds};
+
+/// Number of bytes that the first request asks for: the header of the file, and often all of it.
+const FIRST_BYTES: u64 = 64 << 10;
+
+/// Number of bytes of a request. Longer ranges are read by several requests at once.
+const REQUEST_BYTES: u64 = 8 << 20;
+
+/// A file in a store. Its version is the one that a listing or its first request found.
+#[derive(Debug)]
+pub struct RemoteObject {
+    store: Arc<Store>,
+    path: Path,
+    entry: Entry,
+    /// The bytes of the first request, until they are read.
+    first: Mutex<Option<Bytes>>,
+}
+
+impl RemoteObject {
+    /// Opens the object at a URL, with one request for its first bytes.
+    ///
+    /// # Errors
+    /// NotFound if there is none; Storage if it can't be read; Closed soon after `cancelled` returns true.
+    pub fn open(url: &str, options: &[(String, String)], cancelled: &dyn Fn() -> bool) -> Result<Self> {
+        let (store, path) = Store::of(url, options)?;
+        let (client, name, whole, of) = (store.client()?, url.to_owned(), path.clone(), store.clone());
+        let work = async move {
+            let first = get(&*client, &whole, 0..FIRST_BYTES, None).await;
+            match first {
+                Ok(first) => Ok(first),
+                // Many stores refuse a range of an empty object.
+                Err(error) => match client.get_opts(&whole, GetOptions::default()).await {
+                    Ok(found) if found.meta.size == 0 => Ok((found.meta, Vec::new())),
+                    _ => Err(of.error(&error, &name)),
+                },
+            }
+        };
+        let (meta, pieces) = wait(work, cancelled)?;
+        let entry = Entry {
+            url: url.to_owned(),
+            size: meta.size,
+            modified: nanoseconds(&meta),
+            etag: meta.e_tag,
+        };
+        let first = Mutex::new(Some(pieces.concat().into()));
+        Ok(RemoteObject { store, path, entry, first })
+    }
+
+    /// Returns an object of a listing. Nothing is read.
+    ///
+    /// # Errors
+    /// As for [`Store::of`].
+    pub fn listed(entry: Entry, options: &[(String, String)]) -> Result<Self> {
+        let (store, path) = Store::of(&entry.url, options)?;
+        let first = Mutex::default();
+        Ok(RemoteObject { store, path, entry, first })
+    }
+
+    /// Returns the object as a listing would.
+    pub fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    /// Takes the bytes of the first request if they contain the range.
+    fn take_first(&self, range: &Range<u64>) -> Option<Bytes> {
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_all = first.as_ref().is_some_and(|bytes| bytes.len() as u64 >= range.end);
+        let first = if has_all { first.take() } else { None };
+        first.map(|bytes| bytes.slice(range.start as usize..range.end as usize))
+    }
+}
+
+impl Stored for RemoteObject {
+    fn location(&self) -> &str {
+        &self.entry.url
+    }
+
+    fn stamp(&self) -> FileStamp {
+        FileStamp {
+            size: self.entry.size,
+            modified: self.entry.modified,
+        }
+    }
+
+    fn version(&self) -> &str {
+        self.entry.etag.as_deref().unwrap_or_default()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8], cancelled: &dyn Fn() -> bool) -> Result<usize> {
+        let len = self.entry.size.saturating_sub(offset).min(out.len() as u64);
+        if len == 0 {
+            return Ok(0);
+        }
+        let range = offset..offset + len;
+        if let Some(first) = self.take_first(&range) {
+            out[..first.len()].copy_from_slice(&first);
+            return Ok(first.len());
+        }
+        let request = Arc::new(Request {
+            client: self.store.client()?,
+            store: self.store.clone(),
+            path: self.path.clone(),
+            entry: self.entry.clone(),
+        });
+        let parts = range.clone().step_by(REQUEST_BYTES as usize);
+        let parts: Vec<_> = parts.map(|start| start..range.end.min(start + REQUEST_BYTES)).collect();
+        let work = async move { try_join_all(parts.into_iter().map(|part| request.clone().send(part))).await };
+        let mut filled = 0;
+        for piece in wait(work, cancelled)?.into_iter().flatten() {
+            out[filled..filled + piece.len()].copy_from_slice(&piece);
+            filled += piece.len();
+        }
+        Ok(filled)
+    }
+}
+
+/// What is needed to request ranges of an object.
+struct Request {
+    client: Arc<dyn ObjectStore>,
+    store: Arc<Store>,
+    path: Path,
+    entry: Entry,
+}
+
+impl Request {
+    /// Requests a range, and a second time if the first request takes much longer than others did.
+    async fn send(self: Arc<Self>, range: Range<u64>) -> Result<Vec<Bytes>> {
+        let start = Instant::now();
+        let hedge = || self.store.hedge().lock().unwrap_or_else(PoisonError::into_inner);
+        let after = hedge().after();
+        let first = Box::pin(self.once(range.clone()));
+        let waited = match after {
+            Some(after) => select(first, Box::pin(tokio::time::sleep(after))).await,
+            None => Either::Left((first.await, Box::pin(tokio::time::sleep(start.elapsed())))),
+        };
+        let found = match waited {
+            Either::Left((found, _)) => found,
+            Either::Right(((), first)) if !hedge().allows() => first.await,
+            Either::Right(((), first)) => match select(first, Box::pin(self.once(range))).await {
+                Either::Left((Err(_), second)) => second.await,
+                Either::Right((Err(_), first)) => first.await,
+                Either::Left((found, _)) | Either::Right((found, _)) => found,
+            },
+        };
+        if found.is_ok() {
+            hedge().observe(start.elapsed());
+        }
+        found
+    }
+
+    /// Sends one request, and checks that the object is still the same.
+    async fn once(&self, range: Range<u64>) -> Result<Vec<Bytes>> {
+        let (entry, expected) = (&self.entry, range.end - range.start);
+        let strong = entry.etag.as_deref().filter(|etag| !etag.starts_with("W/"));
+        let strong = strong.map(|etag| format!("\"{}\"", etag.trim_matches('"')));
+        let found = get(&*self.client, &self.path, range.clone(), strong);
+        let (meta, pieces) = found.map_err(|error| self.store.error(&error, &entry.url)).await?;
+        let differs = |found: &str, known: &str| found.trim_matches('"') != known.trim_matches('"');
+        let other_version = match (&meta.e_tag, &entry.etag) {
+            (Some(found), Some(known)) => differs(found, known),
+            _ => nanoseconds(&meta) / 1_000_000_000 != entry.modified / 1_000_000_000,
+        };
+        if other_version || meta.size != entry.size {
+            return Err(Error::new(ErrorKind::Storage, CHANGED).at_path(&entry.url));
+        }
+        let found: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
+        if found != expected {
+            let reason = format!("the store sent {found} bytes instead of {expected}");
+            return Err(Error::new(ErrorKind::Storage, reason)
+                .at_path(&entry.url)
+                .at_offset(range.start));
+        }
+        Ok(pieces)
+    }
+}
+
+/// Requests a range. The response must not be longer.
+async fn get(
+    client: &dyn ObjectStore,
+    path: &Path,
+    range: Range<u64>,
+    if_match: Option<String>,
+) -> object_store::Result<(ObjectMeta, Vec<Bytes>)> {
+    let options = GetOptions {
+        range: Some(GetRange::Bounded(range)),
+        if_match,
+        ..GetOptions::default()
+    };
+    let found = client.get_opts(path, options).await?;
+    let meta = found.meta.clone();
+    Ok((meta, found.into_stream().try_collect().await?))
+}
