@@ -159,5 +159,7 @@ def _piece(token: str) -> str:
     if token == "?":
         return "[^/]"
     if len(token) > 1:
-        return f"[{'^/' if token[1] == '!' else ''}{re.escape(token[1 + (token[1] == '!') : -1]).replace(chr(92) + '-', '-')}]"
+        negated = token[1] == "!"
+        inside = re.sub(r"([\\^])", r"\\\1", token[1 + negated : -1])
+        return f"[{'^/' if negated else ''}{inside}]"
     return re.escape(token)

@@ -252,8 +252,8 @@ def read_avro(
         index_cache: A directory that keeps the offsets of all blocks, so that files open faster the next time, or True
             for a directory in the user's cache directory. An index is rebuilt if its file has changed. Defaults to
             None: no cache.
-        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of fsspec
-            or polars. Defaults to None: the environment's credentials and settings.
+        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
+            fsspec or polars. Defaults to None: the environment's credentials and settings.
         reader_schema: A schema to which the schemas of all files are resolved, by the rules of Avro 1.12: JSON text,
             parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Fields that a file lacks get their
             default. `"union"` merges the schemas of all files: fields that some files lack are nullable, and numbers

@@ -340,8 +340,8 @@ def read_csv(
         index_cache: A directory that keeps the offsets of all rows, so that files open faster the next time, or True
             for a directory in the user's cache directory. An index is rebuilt if its file has changed. Defaults to
             None: no cache.
-        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of fsspec
-            or polars. Defaults to None: the environment's credentials and settings.
+        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
+            fsspec or polars. Defaults to None: the environment's credentials and settings.
         **options: See `fastpipe.typing.Options`.
 
     Returns:

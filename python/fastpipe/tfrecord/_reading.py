@@ -131,8 +131,8 @@ def read_tfrecord(
         index_cache: A directory that keeps the offsets of all records, so that files open faster the next time, or True
             for a directory in the user's cache directory. An index is rebuilt if its file has changed, and extended if
             the file has grown. Defaults to None: no cache.
-        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of fsspec
-            or polars. Defaults to None: the environment's credentials and settings.
+        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
+            fsspec or polars. Defaults to None: the environment's credentials and settings.
         **options: See `fastpipe.typing.Options`.
 
     Returns:

@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use fastpipe_batch::{Contents, 
-    Buffer, BufferPool, Chunk, Chunks, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row,
-    Sink, Source, SourceFacts, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect,
-    try_with_capacity,
+use fastpipe_batch::{
+    Buffer, BufferPool, Chunk, Chunks, ColumnSpec, Contents, Error, ErrorKind, Feature, Fetched, FileStamp, Pass,
+    Result, Row, Sink, Source, SourceFacts, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units,
+    try_collect, try_with_capacity,
 };
 
 use crate::codec::{Codec, decompress_within};

@@ -74,7 +74,6 @@ pub use partition::{UnitRange, partitions};
 pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};
 pub use paths::{path_text, shown_path, text_path};
 pub use read_at::{MemoryFile, ReadAt, digest_of_ends};
-pub use stored::{Contents, FileStamp, Stored};
 pub use row_hash::{hash_integers, hash_texts};
 pub use rows::{Filled, Rows};
 pub use selected::Selected;
@@ -82,11 +81,12 @@ pub use selection::Selection;
 pub use sink::{Fragment, Sink};
 pub use slab::{Slab, SlabPool, borrowed};
 pub use source::{
-    Access, ByteRange, Fetched, Mark, Pass, Pick, Row, Source, SourceFacts, Starts, Unit, UnitInfo,
-    Unpicked, Work, fitting_starts, own_units,
+    Access, ByteRange, Fetched, Mark, Pass, Pick, Row, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work,
+    fitting_starts, own_units,
 };
 pub use sparse::{SparseForm, SparseLayout};
 pub use spec::{ColumnSpec, Form, NestedForm};
+pub use stored::{Contents, FileStamp, Stored};
 pub use union::{Union, UnionMember};
 pub use vocabulary::Vocabulary;
 pub use writer::{Element, Overflow, Writer};

@@ -7,7 +7,7 @@ use fastpipe_avro::{
     AvroSource, Block, ColumnTimes, FileInfo, FolderColumn, FolderColumns, InferredColumns, LaterColumns, LengthSample,
     Schema, later_columns, merged_schema, with_form,
 };
-use fastpipe_batch::{Contents, Buffer, BufferPool, Error, Feature, FileStamp, Result, Source, Unit};
+use fastpipe_batch::{Buffer, BufferPool, Contents, Error, Feature, FileStamp, Result, Source, Unit};
 use fastpipe_files::{Files, Halt, LogRecord, OnProgress, Opening, Survey, open_all, survey};
 
 use crate::avro_format::AvroFormat;

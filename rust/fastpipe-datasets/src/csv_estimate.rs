@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastpipe_batch::{Contents, Error, ErrorKind, FileStamp, Result, try_collect, try_filled, try_reserve};
 use fastpipe_csv::{Dialect, Header, KeptRows, RowAt, Surroundings};
-use fastpipe_files::{Halt, SourceFile, LogRecord, OnProgress, Opening, open_all};
+use fastpipe_files::{Halt, LogRecord, OnProgress, Opening, SourceFile, open_all};
 use fastpipe_random::{Draws, Key, Purpose};
 
 use crate::csv_files::CsvFiles;

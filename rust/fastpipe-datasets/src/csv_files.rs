@@ -36,7 +36,11 @@ impl CsvFiles {
         on_progress: &mut OnProgress<'_, E>,
     ) -> Result<(CsvFiles, Vec<LogRecord>), Halt<E>> {
         // The threads scan either several files, or several regions of a single local file.
-        let threads = if paths.len() == 1 && !how.are_remote() { how.threads } else { 1 };
+        let threads = if paths.len() == 1 && !how.are_remote() {
+            how.threads
+        } else {
+            1
+        };
         let format = CsvFormat::new(dialect.clone(), threads, seeks_nulls);
         let (found, failed) = open_all(&format, paths, how, on_progress)?;
         if let Some(error) = failed {

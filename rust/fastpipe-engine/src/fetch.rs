@@ -15,11 +15,11 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use fastpipe_batch::{Error, ErrorKind, Fetched, Result, Source};
-use fastpipe_files::Files;
+use fastpipe_files::{Files, REQUEST_BYTES};
 
 use crate::memory::Memory;
 use crate::panicked::panicked;
-use crate::ranges::{REQUEST_BYTES, REQUESTS, Ranges};
+use crate::ranges::{REQUESTS, Ranges};
 use crate::telemetry::Telemetry;
 
 /// Number of units fetched in advance, per concurrent fetch of a source that isn't files.
@@ -481,7 +481,7 @@ mod tests {
             told: Mutex::new(told),
             time: Duration::from_millis(millis),
         });
-        let (files, memory) = (Arc::new(Files::of(source.facts())), Arc::default());
+        let (files, memory) = (Arc::new(Files::of(source.facts())), Memory::new(&[]));
         let fetches = Fetches::new(&source, &files, &memory, Arc::new(Telemetry::new()));
         (fetches, heard)
     }

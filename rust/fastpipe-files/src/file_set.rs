@@ -14,7 +14,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use fastpipe_batch::{Contents, Buffer, BufferPool, ByteRange, Error, ErrorKind, FileStamp, ReadAt, Result, SourceFacts};
+use fastpipe_batch::{
+    Buffer, BufferPool, ByteRange, Contents, Error, ErrorKind, FileStamp, ReadAt, Result, SourceFacts,
+};
 
 use crate::storage::SourceFile;
 
@@ -63,6 +65,15 @@ impl Files {
             paths: source.locations.clone(),
             stamps: source.stamps.clone(),
             contents: source.contents.clone(),
+            ..Files::default()
+        }
+    }
+
+    /// Returns local files whose stamps aren't known.
+    #[cfg(test)]
+    pub(crate) fn at(paths: &[Arc<str>]) -> Self {
+        Files {
+            paths: paths.to_vec(),
             ..Files::default()
         }
     }

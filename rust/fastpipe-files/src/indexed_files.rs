@@ -91,7 +91,10 @@ impl<F: Format> Work<'_, F> {
     fn open<E>(&self, number: usize, on_progress: &mut OnProgress<'_, E>) -> Result<Found<F>, Halt<E>> {
         let path = &self.paths[number];
         let contents = self.how.contents.get(number).and_then(Option::as_ref);
-        let cache = self.how.cache.filter(|_| !matches!(contents, Some(Contents::Memory(_))));
+        let cache = self
+            .how
+            .cache
+            .filter(|_| !matches!(contents, Some(Contents::Memory(_))));
         let file = || SourceFile::of(path, contents).map(|file| file.stopped_by(&self.stopped));
         let opened = file().map_err(Halt::from);
         match opened.and_then(|file| open_file(self.format, &file, path, cache, on_progress)) {

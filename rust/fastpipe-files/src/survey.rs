@@ -1,6 +1,8 @@
 //! Examines a sample of a source's units, for information that is needed before rows are read.
 
-use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass, Result, Source, Unit};
+use std::collections::VecDeque;
+
+use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, Pass, Result, Source, Unit};
 
 use crate::file_set::Files;
 use crate::log_record::LogRecord;
@@ -12,6 +14,9 @@ pub const LOOKED_AT_WHOLE: u64 = 16 << 20;
 /// Number of units in the sample, and number of rows examined in each.
 const SAMPLED_UNITS: u64 = 64;
 const SAMPLED_RECORDS: u32 = 4096;
+
+/// Bytes of remote files that are read in advance.
+const AHEAD_BYTES: u64 = 32 << 20;
 
 /// Collects information about a source by examining units.
 pub trait Survey {
@@ -50,12 +55,17 @@ pub fn survey<E>(
     let files = Files::of(source.facts());
     let pool = BufferPool::default();
     let mut damaged = Vec::new();
+    let sample = |i: u64| unit((u128::from(i) * u128::from(units) / u128::from(samples)) as u64);
+    let mut ahead = Ahead::default();
     for i in 0..samples {
         if !survey.is_open() {
             break;
         }
-        let unit = unit((u128::from(i) * u128::from(units) / u128::from(samples)) as u64);
-        if let Err(error) = look_at(source, unit, survey, records, &files, &pool) {
+        let unit = sample(i);
+        if source.facts().are_remote() && source.facts().fetches == 0 && ahead.is_used_up() {
+            ahead.read(source, (i..samples).map(sample), &files, &pool, on_progress)?;
+        }
+        if let Err(error) = look_at(source, unit, survey, records, (&files, &mut ahead), &pool) {
             let error = source.locate(unit, error);
             let error = files.change_behind(&error).unwrap_or(error);
             if !says_nothing(error.kind()) {
@@ -74,20 +84,53 @@ fn look_at(
     unit: u64,
     survey: &mut dyn Survey,
     records: u32,
-    files: &Files,
+    (files, ahead): (&Files, &mut Ahead),
     pool: &BufferPool,
 ) -> Result<()> {
     let Some(range) = source.describe(unit).range else {
         return Ok(());
     };
-    let fetched = match source.facts().fetches {
-        0 => files.read(range, pool)?.into(),
-        _ => source.fetch(unit, &|| false)?,
+    let fetched = match (ahead.0.pop_front(), source.facts().fetches) {
+        (Some(read), _) => read?.into(),
+        (None, 0) => files.read(range, pool)?.into(),
+        (None, _) => source.fetch(unit, &|| false)?,
     };
     let mut open = source.open(unit, Pass::default(), fetched, pool)?;
     survey.observe(&*open, records)?;
     open.recycle(pool);
     Ok(())
+}
+
+/// Units of remote files that were read in advance, in the sequence of the sample.
+#[derive(Default)]
+struct Ahead(VecDeque<Result<Buffer>>);
+
+impl Ahead {
+    fn is_used_up(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Reads the next units of the sample.
+    fn read<E>(
+        &mut self,
+        source: &dyn Source,
+        units: impl Iterator<Item = u64>,
+        files: &Files,
+        pool: &BufferPool,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<(), Halt<E>> {
+        let mut ranges: Vec<ByteRange> = Vec::new();
+        let mut bytes = 0;
+        for range in units.map_while(|unit| source.describe(unit).range) {
+            bytes += range.len;
+            if !ranges.is_empty() && bytes > AHEAD_BYTES {
+                break;
+            }
+            ranges.push(range);
+        }
+        self.0 = files.read_many(&ranges, pool, on_progress)?.into();
+        Ok(())
+    }
 }
 
 /// Whether an error means that the data of a unit is damaged, so that the unit can be skipped.

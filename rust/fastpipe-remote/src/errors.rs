@@ -51,7 +51,9 @@ fn redacted(text: &str, secrets: &[String]) -> String {
     let mut clean = String::with_capacity(text.len());
     let mut rest = text.as_str();
     while let Some(start) = rest.find("://") {
-        let end = rest[start..].find([' ', ')', '"', '\'', ',']).map_or(rest.len(), |end| start + end);
+        let end = rest[start..]
+            .find([' ', ')', '"', '\'', ','])
+            .map_or(rest.len(), |end| start + end);
         let (url, tail) = rest.split_at(end);
         match url[start..].find('?') {
             Some(query) => {

@@ -58,7 +58,12 @@ impl RemoteObject {
             etag: meta.e_tag,
         };
         let first = Mutex::new(Some(pieces.concat().into()));
-        Ok(RemoteObject { store, path, entry, first })
+        Ok(RemoteObject {
+            store,
+            path,
+            entry,
+            first,
+        })
     }
 
     /// Returns an object of a listing. Nothing is read.
@@ -68,7 +73,12 @@ impl RemoteObject {
     pub fn listed(entry: Entry, options: &[(String, String)]) -> Result<Self> {
         let (store, path) = Store::of(&entry.url, options)?;
         let first = Mutex::default();
-        Ok(RemoteObject { store, path, entry, first })
+        Ok(RemoteObject {
+            store,
+            path,
+            entry,
+            first,
+        })
     }
 
     /// Returns the object as a listing would.

@@ -26,7 +26,10 @@ fn handle() -> Result<Handle> {
         _ => {}
     }
     let mut builder = Builder::new_multi_thread();
-    let builder = builder.worker_threads(THREADS).thread_name("fastpipe-remote").enable_all();
+    let builder = builder
+        .worker_threads(THREADS)
+        .thread_name("fastpipe-remote")
+        .enable_all();
     let started = builder.build().map_err(|error| {
         let reason = format!("cannot start the threads that read remote files: {error}");
         Error::new(ErrorKind::OutOfMemory, reason)
@@ -62,7 +65,10 @@ where
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::new(ErrorKind::Internal, "a request for a remote file ended without a result"));
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "a request for a remote file ended without a result",
+                ));
             }
         }
     }

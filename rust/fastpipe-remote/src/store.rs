@@ -12,7 +12,9 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
-use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectMeta, ObjectStore, ObjectStoreScheme, RetryConfig};
+use object_store::{
+    BackoffConfig, ClientConfigKey, ClientOptions, ObjectMeta, ObjectStore, ObjectStoreScheme, RetryConfig,
+};
 use url::{Position, Url};
 
 use crate::errors::converted;
@@ -25,11 +27,21 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Time to connect, unless the option `connect_timeout` says otherwise.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A request is repeated for this long: an outage of half a minute is only a delay.
+/// A request is repeated for this long, unless the option `retry_timeout` says otherwise: an outage of half a minute is
+/// only a delay.
 const RETRY_FOR: Duration = Duration::from_secs(90);
 
 /// Options whose values aren't secret, so that errors may show them.
-const PUBLIC: [&str; 8] = ["region", "endpoint", "url", "timeout", "allow", "bucket", "container", "skip"];
+const PUBLIC: [&str; 8] = [
+    "region",
+    "endpoint",
+    "url",
+    "timeout",
+    "allow",
+    "bucket",
+    "container",
+    "skip",
+];
 
 /// The stores in use, by their base and options. Objects of one bucket share its connections.
 static STORES: Mutex<Option<HashMap<Key, Weak<Store>>>> = Mutex::new(None);
@@ -64,12 +76,15 @@ pub struct Store {
 // Options may contain credentials.
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("base", &self.base).finish_non_exhaustive()
+        f.debug_struct("Store")
+            .field("base", &self.base)
+            .finish_non_exhaustive()
     }
 }
 
 impl Store {
-    /// Returns the store of an object, and the object's path in it. `options` are those of the crate `object_store`.
+    /// Returns the store of an object, and the object's path in it. `options` are those of the crate `object_store`, and
+    /// `max_retries` and `retry_timeout` (seconds).
     ///
     /// # Errors
     /// Unsupported if the URL has another scheme, or an option is unknown; Storage if the URL isn't valid.
@@ -91,7 +106,10 @@ impl Store {
         let mut base = parsed[..Position::BeforePath].to_owned();
         if !is_web && parsed.scheme() == "https" {
             // The first part of the path is the bucket or container.
-            base = format!("{base}/{}", parsed.path_segments().and_then(|mut s| s.next()).unwrap_or_default());
+            base = format!(
+                "{base}/{}",
+                parsed.path_segments().and_then(|mut s| s.next()).unwrap_or_default()
+            );
         }
         let key = (base, options.to_vec());
         let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,22 +202,24 @@ impl Store {
             .with_timeout(TIMEOUT)
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_allow_http(self.base.starts_with("http://"));
+        let mut retry = RetryConfig {
+            backoff: BackoffConfig::default(),
+            max_retries: 1000,
+            retry_timeout: RETRY_FOR,
+        };
         let mut own = Vec::new();
         for (name, value) in &self.options {
-            match name.parse::<ClientConfigKey>() {
-                Ok(key) => client = client.with_config(key, value),
-                Err(_) => own.push((name.as_str(), value.as_str())),
+            match (name.as_str(), name.parse::<ClientConfigKey>()) {
+                ("max_retries", _) => retry.max_retries = number(name, value)?,
+                ("retry_timeout", _) => retry.retry_timeout = Duration::from_secs(number(name, value)? as u64),
+                (_, Ok(key)) => client = client.with_config(key, value),
+                (_, Err(_)) => own.push((name.as_str(), value.as_str())),
             }
             // The user names a server without encryption on purpose.
             if name.contains("endpoint") && value.starts_with("http://") {
                 client = client.with_allow_http(true);
             }
         }
-        let retry = RetryConfig {
-            backoff: BackoffConfig::default(),
-            max_retries: 1000,
-            retry_timeout: RETRY_FOR,
-        };
         let failed = |error: object_store::Error| self.error(&error, &self.base);
         macro_rules! store {
             ($builder:expr) => {{
@@ -228,9 +248,20 @@ impl Store {
     }
 
     fn unknown(&self, name: &str) -> Error {
-        let reason = format!("storage_options has an option that {} doesn't have: {name:?}", self.base);
+        let reason = format!(
+            "storage_options has an option that {} doesn't have: {name:?}",
+            self.base
+        );
         Error::new(ErrorKind::Unsupported, reason)
     }
+}
+
+/// Parses an option of fastpipe's own.
+fn number(name: &str, value: &str) -> Result<usize> {
+    value.parse().map_err(|_| {
+        let reason = format!("storage_options[{name:?}] must be a whole number; got {value:?}");
+        Error::new(ErrorKind::Unsupported, reason)
+    })
 }
 
 fn unknown_scheme(url: &Url, shown: &str) -> Error {
@@ -253,7 +284,9 @@ mod tests {
     use super::*;
 
     fn options(of: &[(&str, &str)]) -> Vec<(String, String)> {
-        of.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        of.iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     #[test]
@@ -261,7 +294,11 @@ mod tests {
         for (url, base, path) in [
             ("s3://bucket/a b/c%3F.avro", "s3://bucket", "a b/c?.avro"),
             ("gs://bucket/a.csv", "gs://bucket", "a.csv"),
-            ("abfs://box@name.dfs.core.windows.net/a", "abfs://box@name.dfs.core.windows.net", "a"),
+            (
+                "abfs://box@name.dfs.core.windows.net/a",
+                "abfs://box@name.dfs.core.windows.net",
+                "a",
+            ),
             ("http://127.0.0.1:9000/x/y", "http://127.0.0.1:9000", "x/y"),
             ("https://example.com/y", "https://example.com", "y"),
         ] {
@@ -271,7 +308,10 @@ mod tests {
             };
             let (store, found) = Store::of(url, &given).unwrap();
             assert_eq!((store.base.as_str(), found.as_ref()), (base, path));
-            assert!(Arc::ptr_eq(&store, &Store::of(url, &given).unwrap().0), "connections are shared");
+            assert!(
+                Arc::ptr_eq(&store, &Store::of(url, &given).unwrap().0),
+                "connections are shared"
+            );
         }
     }
 
@@ -289,7 +329,8 @@ mod tests {
             assert!(error.reason().contains(part), "{error}");
             assert!(!error.to_string().contains("SECRET"), "{error}");
         }
-        let store = Store::of("s3://b/x", &options(&[("aws_secret_access_key", "SECRET")])).unwrap().0;
+        let given = options(&[("aws_access_key_id", "me"), ("aws_secret_access_key", "SECRET")]);
+        let store = Store::of("s3://b/x", &given).unwrap().0;
         assert!(!format!("{store:?}").contains("SECRET"));
     }
 

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fastpipe_batch::{Contents, 
-    BufferPool, Chunk, Chunks, Error, Feature, Fetched, FileStamp, Pass, Pick, Result, Row, Sink, Source, SourceFacts,
-    Starts, Unit, UnitInfo, Unpicked, Work, own_units,
+use fastpipe_batch::{
+    BufferPool, Chunk, Chunks, Contents, Error, Feature, Fetched, FileStamp, Pass, Pick, Result, Row, Sink, Source,
+    SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work, own_units,
 };
 
 use crate::plan::Program;

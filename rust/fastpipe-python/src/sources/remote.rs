@@ -82,10 +82,7 @@ pub(crate) fn list_remote(py: Python<'_>, url: &str, options: Options) -> PyResu
 }
 
 /// Waits for a call that can be interrupted by a signal.
-fn interruptible<T: Send>(
-    py: Python<'_>,
-    call: impl FnOnce(&dyn Fn() -> bool) -> Result<T> + Send,
-) -> PyResult<T> {
+fn interruptible<T: Send>(py: Python<'_>, call: impl FnOnce(&dyn Fn() -> bool) -> Result<T> + Send) -> PyResult<T> {
     let raised = Mutex::new(None);
     let result = py.detach(|| {
         let cancelled = || match Python::attach(|py| py.check_signals()) {
