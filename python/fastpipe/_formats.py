@@ -7,11 +7,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Unpack
 
 from fastpipe._arguments import shown
-from fastpipe._fastpipe import begins_with_record
+from fastpipe._fastpipe import RemoteFile, begins_with_record
 from fastpipe._files._in_memory_files import Contents, File, Source, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning
 from fastpipe._files._paths import Suffixes
+from fastpipe._files._remote_files import StorageOptions, expander
 from fastpipe._reader.reader import Reader
 from fastpipe.avro import read_avro
 from fastpipe.avro._schemas import ReaderSchema, Unsupported
@@ -111,8 +112,12 @@ def format_of(files: Sequence[File], advice: str) -> FileFormat:
     return next(iter(firsts.values()))[0]
 
 
-def _format_of(file: str | Contents, advice: str) -> FileFormat:
-    if isinstance(file, Contents):
+def _format_of(file: File, advice: str) -> FileFormat:
+    if isinstance(file, RemoteFile):
+        start, signs = b"", "its name"
+        if by_name := [each for each in FORMATS if str(file).endswith(each.ends)]:
+            return by_name[0]
+    elif isinstance(file, Contents):
         start, signs = file.whole[file.start : min(file.start + _FIRST_BYTES, file.stop)], "its first bytes"
     else:
         by_name = [each for each in FORMATS if file.endswith(each.ends)]
@@ -140,6 +145,7 @@ class InferOptions(DialectOptions, total=False):
     Attributes:
         overrides: All functions.
         index_cache: `read_avro`, `read_csv` and `read_tfrecord`.
+        storage_options: `read_avro`, `read_csv` and `read_tfrecord`.
         reader_schema: `read_avro`.
         logical_types: `read_avro`.
         on_unsupported: `read_avro`.
@@ -157,6 +163,7 @@ class InferOptions(DialectOptions, total=False):
 
     overrides: Mapping[str, Spec] | None
     index_cache: IndexCache
+    storage_options: StorageOptions
     reader_schema: ReaderSchema
     logical_types: bool
     on_unsupported: Unsupported
@@ -220,6 +227,6 @@ def infer_features(
         raise TypeError(f"source must be files; got {shown(source)}. {_READER}")
     if "filesystem" in options:
         raise TypeError(f"infer_features reads only local files and has no argument 'filesystem'. {_FUNCTION}")
-    files = opened(source, SUFFIXES)
+    files = opened(source, SUFFIXES, expander(options.get("storage_options")))
     with format_of(files, _FUNCTION).read(files, columns=columns, **{"batch_size": 1, **options}) as reader:
         return reader.features

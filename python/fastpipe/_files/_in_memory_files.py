@@ -14,7 +14,6 @@ from fastpipe._boundary import Elsewhere, LoweredFiles
 from fastpipe._fastpipe import RemoteFile
 from fastpipe._files._index_cache import IndexCache, cache_directory
 from fastpipe._files._paths import Paths, Suffixes, expand_one, tell_empty
-from fastpipe._files._remote_files import StorageOptions, expand_url, is_remote
 from fastpipe._local_path import local
 from fastpipe.errors import MissingFileError, StorageError, in_file
 
@@ -34,7 +33,7 @@ class ReadableFile(Protocol):
 # Python before 3.12 has no type for buffers.
 Source: TypeAlias = Paths | bytes | bytearray | memoryview | ReadableFile | Iterable[Any]
 # Functions such as `expand_one`.
-ExpandPath: TypeAlias = Callable[["str | os.PathLike[str]", Suffixes, list[str]], list[str]]
+ExpandPath: TypeAlias = Callable[["str | os.PathLike[str]", Suffixes, list[str]], "list[str] | list[RemoteFile]"]
 
 
 class Contents(NamedTuple):
@@ -81,7 +80,6 @@ def opened(
     source: Source,
     suffixes: Suffixes = (".avro",),
     expand_path: ExpandPath = expand_one,
-    storage_options: StorageOptions = None,
 ) -> list[File]:
     """Lists the files that a source names or contains.
 
@@ -92,7 +90,6 @@ def opened(
         source: Paths as in `expand`, a contiguous buffer of bytes, a binary file object, or a list of any of these.
         suffixes: The suffixes of files to read from a directory, as in `expand`.
         expand_path: The function that expands each path: by default on local disks.
-        storage_options: How to reach the object stores of URLs.
 
     Raises:
         FastpipeError: If paths can't be expanded (see `expand`), or a file object can't be read.
@@ -113,8 +110,8 @@ def opened(
         contents = _contents(item, number)
         if contents is not None:
             files.append(contents)
-        elif is_remote(item):
-            files += expand_url(item, suffixes, empty, storage_options)
+        elif isinstance(item, RemoteFile):
+            files.append(item)
         elif isinstance(item, str | os.PathLike):
             files += expand_path(item, suffixes, empty)
         else:

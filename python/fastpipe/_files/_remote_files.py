@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fastpipe._arguments import shown
 from fastpipe._fastpipe import RemoteFile, list_remote
 from fastpipe._files._directory_walk import HIDDEN, is_unfinished
-from fastpipe._files._paths import Suffixes, alternatives, none_in_directory, nonempty, with_suffix
+from fastpipe._files._in_memory_files import ExpandPath
+from fastpipe._files._paths import Suffixes, alternatives, expand_one, none_in_directory, nonempty, with_suffix
 from fastpipe.errors import MissingFileError, UnsupportedError, in_file
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ StorageOptions: TypeAlias = "Mapping[str, Any] | None"
 """How to reach an object store: names of options and their values."""
 
 _REMOTE = re.compile(r"(s3a?|gs|az|adl|azure|abfss?|https?)://", re.IGNORECASE)
-_MAGIC = re.compile(r"[*?\[]")
+_MAGIC, _WEB_MAGIC = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
 
 # Names of fsspec, s3fs, gcsfs and adlfs, in the words of the crate object_store.
 _NAMES = {
@@ -40,9 +41,21 @@ _NAMES = {
 _WEB = ("http://", "https://")
 
 
-def is_remote(item: object) -> bool:
-    """Returns whether an item is a URL of an object store or of a web server."""
-    return isinstance(item, str) and _REMOTE.match(item) is not None and not os.path.lexists(item)
+def is_remote(path: str) -> bool:
+    """Returns whether a path is a URL of an object store or of a web server."""
+    return _REMOTE.match(path) is not None and not os.path.lexists(path)
+
+
+def expander(storage_options: StorageOptions) -> ExpandPath:
+    """Returns a function that lists the files that a path or a URL names. Checks the options."""
+    lowered_options(storage_options)
+
+    def expand(item: str | os.PathLike[str], suffixes: Suffixes, empty: list[str]) -> list[str] | list[RemoteFile]:
+        if isinstance(item, str) and is_remote(item):
+            return expand_url(item, suffixes, empty, storage_options)
+        return expand_one(item, suffixes, empty)
+
+    return expand
 
 
 def lowered_options(options: StorageOptions) -> list[tuple[str, str]]:
@@ -86,11 +99,11 @@ def expand_url(url: str, suffixes: Suffixes, empty: list[str], options: StorageO
     if len(braces) > 1:
         found = [file for each in braces for file in expand_url(each, suffixes, empty, options)]
         return list({str(file): file for file in found}.values())
-    if magic := _MAGIC.search(url):
-        if url.startswith(_WEB):
-            raise in_file(
-                UnsupportedError, url, "a web server has no list of its files: name each file without ?, * or ["
-            )
+    is_web = url.startswith(_WEB)
+    # A web server's ? begins a query, which is another error.
+    if magic := (_WEB_MAGIC if is_web else _MAGIC).search(url):
+        if is_web:
+            raise in_file(UnsupportedError, url, "a web server has no list of its files: name each file")
         folder = url[: url.rindex("/", 0, magic.start()) + 1]
         fits = _pattern(url)
         listed = [entry for entry in list_remote(folder, lowered) if fits.fullmatch(_name(entry))]
@@ -99,7 +112,7 @@ def expand_url(url: str, suffixes: Suffixes, empty: list[str], options: StorageO
         try:
             return [RemoteFile.open(url, lowered)]
         except MissingFileError:
-            if url.startswith(_WEB):
+            if is_web:
                 raise
     folder = url.rstrip("/") + "/"
     below = [entry for entry in list_remote(folder, lowered) if _is_committed(_name(entry)[len(folder) :])]

@@ -10,7 +10,7 @@ from fastpipe._files._file_data import FileData
 from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
-from fastpipe._files._remote_files import StorageOptions
+from fastpipe._files._remote_files import StorageOptions, expander
 from fastpipe._locations import AvroLocation
 from fastpipe._reader.dataset import Dataset, NarrowedDataset, SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
@@ -302,7 +302,7 @@ def read_avro(
     resolution = Resolution.of(reader_schema, logical_types)
     hive = checked_partitioning(partitioning)
     tell_left_out({}, on_unsupported)
-    files = opened(source, storage_options=storage_options)
+    files = opened(source, expand_path=expander(storage_options))
     if request.features is not None:
         return settings.reader(AvroData(files, request.features, index_cache, resolution=resolution, hive=hive))
     data = AvroData.inferring(files, request.columns, index_cache, resolution, hive=hive)

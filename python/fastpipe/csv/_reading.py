@@ -14,7 +14,7 @@ from fastpipe._fastpipe import CsvDataset
 from fastpipe._files._file_data import ChunkedData
 from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
-from fastpipe._files._remote_files import StorageOptions
+from fastpipe._files._remote_files import StorageOptions, expander
 from fastpipe._locations import CsvLocation
 from fastpipe._omissions import is_large, report, share
 from fastpipe._reader.dataset import SourceWording
@@ -374,7 +374,7 @@ def read_csv(
     settings = Settings(read_csv, batch_size, options)
     request = FeatureRequest.of(features, columns, overrides)
     dialect = Dialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
-    files = opened(source, SUFFIXES, storage_options=storage_options)
+    files = opened(source, SUFFIXES, expander(storage_options))
     data = CsvData(files, dialect, request.features, request.columns, index_cache)
     if request.overrides:
         data = data.with_features(request.changed(data.features))

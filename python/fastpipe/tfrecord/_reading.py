@@ -9,7 +9,7 @@ from fastpipe._fastpipe import TfRecordDataset
 from fastpipe._files._file_data import ChunkedData
 from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
-from fastpipe._files._remote_files import StorageOptions
+from fastpipe._files._remote_files import StorageOptions, expander
 from fastpipe._locations import TFRecordLocation
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
@@ -166,7 +166,7 @@ def read_tfrecord(
     settings = Settings(read_tfrecord, batch_size, options)
     request = FeatureRequest.of(features, columns, overrides)
     data = TFRecordData(
-        opened(source, SUFFIXES, storage_options=storage_options), request.features, request.columns, index_cache
+        opened(source, SUFFIXES, expander(storage_options)), request.features, request.columns, index_cache
     )
     if request.overrides:
         data = data.with_features(request.changed(data.features))

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from fastpipe._arguments import shown
 from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._fastpipe import RemoteFile
 from fastpipe._files._directory_walk import is_unfinished
 from fastpipe._files._in_memory_files import Contents, Source, opened
 from fastpipe._files._paths import Suffixes, alternatives, expand_one, none_in_directory, nonempty, with_suffix
@@ -201,6 +202,9 @@ class File(NamedTuple):
     contents: Contents | None = None
 
 
+_NO_SYSTEM = "a URL needs its file system: pass filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
+
+
 class Files:
     """A file system, and how files are found on it.
 
@@ -241,8 +245,7 @@ class Files:
         try:
             files = opened(source, suffixes, expand_one if self.given is None else self._named)
         except UnsupportedError as error:
-            reason = "a URL needs its file system: pass filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
-            raise in_file(UnsupportedError, error.path or "", reason) from None
+            raise in_file(UnsupportedError, error.path or "", _NO_SYSTEM) from None
         return [self.look(file) for file in files]
 
     def _normal(self, path: str) -> str:
@@ -294,15 +297,18 @@ class Files:
         empty += (name for name in found if sizes[name] == 0)
         return [name for name in found if sizes[name] != 0]
 
-    def look(self, path: str | Contents) -> File:
+    def look(self, path: str | Contents | RemoteFile) -> File:
         """Returns a file with its current size and modification time.
 
         Raises:
             MissingFileError: If the file does not exist.
             StorageError: If the file system fails, or the path isn't a file.
+            UnsupportedError: If the file is remote, and not of the file system.
         """
         import pyarrow.fs
 
+        if isinstance(path, RemoteFile):
+            raise in_file(UnsupportedError, str(path), _NO_SYSTEM)
         if isinstance(path, Contents):
             return File(path.name, path.stop - path.start, None, path)
         with storage_errors(path):
