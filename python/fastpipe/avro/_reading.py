@@ -235,9 +235,10 @@ def read_avro(
 
     Args:
         source: A path, a glob (`"data/*.avro"`), a directory (all `*.avro` files below it), a contiguous buffer with
-            the bytes of a file, a binary file object, which is read immediately to its end, or a list of these.
-            Directories and globs skip names that begin with `_` or `.`, and also empty files, with a warning. Each file
-            with records must have all features. The first one decides which symbols enum codes represent.
+            the bytes of a file, a binary file object, which is read immediately to its end, a URL of an object store or
+            web server (`s3://`, `gs://`, `az://`, `https://`), or a list of these. Directories and globs skip names
+            that begin with `_` or `.`, and also empty files, with a warning. Each file with records must have all
+            features. The first one decides which symbols enum codes represent.
         features: The spec of each feature to read, by name. Dots name the fields of nested records (`user.age`), and
             the `keys` and `values` of maps (`scores.keys`). The items of arrays add nothing to the name. If the schema
             is not a record, its only feature is `value`. A spec's `field` can set the path instead, so that several

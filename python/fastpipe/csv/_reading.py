@@ -310,10 +310,11 @@ def read_csv(
 
     Args:
         source: A path, a glob, a directory, a contiguous buffer with the bytes of a file, a binary file object, which
-            is read immediately to its end, or a list of these. A directory stands for all `*.csv`, `*.csv.gz` and
-            `*.csv.zst` files below it, or, if there are none, for the corresponding `*.tsv` files. Directories and
-            globs skip names that begin with `_` or `.`, and also empty files, with a warning. Files may have different
-            column orders and additional columns.
+            is read immediately to its end, a URL of an object store or web server (`s3://`, `gs://`, `az://`,
+            `https://`), or a list of these. A directory stands for all `*.csv`, `*.csv.gz` and `*.csv.zst` files below
+            it, or, if there are none, for the corresponding `*.tsv` files. Directories and globs skip names that begin
+            with `_` or `.`, and also empty files, with a warning. Files may have different column orders and additional
+            columns.
         features: The spec of each feature to read, by name: `DenseSpec((), dtype)` of any number, bool, datetime64,
             "string" or "bytes"; `VocabularySpec` or `HashSpec` to read text as indices. A spec's `field` names the
             column, if it differs from the feature's name.
@@ -356,7 +357,7 @@ def read_csv(
         ValueRangeError: While reading, if a field can't be parsed as its dtype.
         NullValueError: While reading, if a field is null and its spec has `on_null="error"`.
         UnsupportedError: If a file has another compression, is UTF-16, or has another format; if a compressed file that
-            can only be read in sequence is read in random order; or if the source is a URL.
+            can only be read in sequence is read in random order; or if a URL can't be read.
         StorageError: If storage fails, or a file changed.
         LimitError: If a row exceeds 256 MiB, or a zstandard frame needs a window of more than 128 MiB.
         TypeError: If an argument has the wrong type.

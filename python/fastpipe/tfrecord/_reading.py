@@ -116,8 +116,8 @@ def read_tfrecord(
     Args:
         source: A path, a glob (`"data/train-*"`), a directory (all `*.tfrecord`, `*.tfrecords` and `*.tfrec` files
             below it), a contiguous buffer with the bytes of a file, a binary file object, which is read immediately to
-            its end, or a list of these. Directories and globs skip names that begin with `_` or `.`, and also empty
-            files, with a warning.
+            its end, a URL of an object store or web server (`s3://`, `gs://`, `az://`, `https://`), or a list of these.
+            Directories and globs skip names that begin with `_` or `.`, and also empty files, with a warning.
         features: The spec of each feature to read, by name. `DenseSpec` reads lists with a fixed number of values, in
             the order of the shape's dimensions, the last of which varies fastest. With `pad`, shorter lists are padded
             and longer ones truncated. `RaggedSpec` reads lists of any length: `(None,)`, or `(None, 3)` for items of
@@ -147,7 +147,7 @@ def read_tfrecord(
         ShapeError: While reading, if a list has another number of values than its shape.
         ValueRangeError: While reading, if a number doesn't fit its dtype, or a key isn't in the vocabulary.
         NullValueError: While reading, if a record lacks a feature and its spec has `on_null="error"`.
-        UnsupportedError: If a file is compressed or has another format, or the source is a URL.
+        UnsupportedError: If a file is compressed or has another format, or a URL can't be read.
         StorageError: If storage fails, or a file changed.
         LimitError: If a record has more than 2 GiB, or the records have more than 10,000 features.
         TypeError: If an argument has the wrong type.
