@@ -179,3 +179,24 @@ def test_bad_phases_are_refused() -> None:
     for kind, message, call in wrong:
         with pytest.raises(kind, match=message):
             call()
+
+
+@pytest.mark.parametrize("group", ["pack", "bucket"])
+def test_groups_of_rows_join(group: str) -> None:
+    def grouped(number: int) -> Any:
+        lengths = np.random.default_rng(number).integers(0, 9, 90)
+        offsets = np.r_[0, np.cumsum(lengths)]
+        rows = {"t": fastpipe.Ragged(np.full(offsets[-1], number), offsets)}
+        reader = fastpipe.from_arrays(rows, batch_size=4, shuffle=True, seed=number)
+        return reader.pack("t", length=16) if group == "pack" else reader.bucket("t")
+
+    readers = {name: grouped(number) for number, name in enumerate("abc")}
+    first = {name: readers[name] for name in "ab"}
+    phases: Any = [(0, {"a": 1, "b": 1}), (3, {"a": 1, "c": 2})]
+    whole = digests(mix(readers, phases, stop=40))
+    for step in range(len(whole)):
+        before = mix(first, stop=40) if step <= 3 else mix(readers, phases, stop=40)
+        assert digests(itertools.islice(before, step)) == whole[:step]
+        after = mix(readers, phases, stop=40)
+        after.load_state_dict(before.state_dict())
+        assert digests(after) == whole[step:]
