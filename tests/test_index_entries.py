@@ -181,6 +181,21 @@ def test_conditions_and_what_they_mean_are_part_of_the_key(tmp_path: Path, cache
     assert len(entries(cache)) == len(counted)
 
 
+def test_entries_belong_to_one_file_and_one_condition(path: Path, kind: str, cache: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / path.name
+    other.parent.mkdir()
+    write(other, kind)
+    reader_of(path, cache).filter(CONDITION)
+    assert not known(reader_of(other, cache).filter(CONDITION))
+    # An entry under the name of another one is damaged.
+    (first, second) = entries(cache)
+    for one, two in ((first, second), (second, first)):
+        whole = two.read_bytes()
+        two.write_bytes(one.read_bytes())
+        assert sum(known(reader_of(each, cache).filter(CONDITION)) for each in (path, other)) == 1
+        assert two.read_bytes() == whole
+
+
 def test_a_changed_file_is_read_again(path: Path, kind: str, cache: Path) -> None:
     assert rows_of(reader_of(path, cache).filter(CONDITION)) == PASSING
     content, stamp = path.read_bytes(), path.stat().st_mtime_ns
@@ -318,6 +333,9 @@ def test_every_byte_and_every_length_of_an_entry_matters(example: tuple[Path, Pa
         assert not found(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         assert not found(good[:place])
     assert not found(good + b"\0")
+    # The entry is valid, but has another size.
+    assert found(good)
+    assert get("text", 8, lambda: b"computed") == (b"computed", False)
     own.unlink()
 
 
