@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._files._in_memory_files import File
-from fastpipe._files._index_cache import IndexCache
+from fastpipe._files._index_cache import IndexCache, cache_directory
+from fastpipe._files._index_entries import IndexEntries
 from fastpipe._reader.dataset import BaseDataset
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
@@ -55,6 +56,13 @@ class FileData(BaseDataset):
             "bytes": sum(size for _, size, _ in files),
             "digest": digest(*parts),
         }
+
+    def index_entries(self) -> IndexEntries | None:
+        """Returns the entries of the files. None without an index cache, or if a file is in memory."""
+        directory = cache_directory(self._index_cache)
+        if directory is None or not all(isinstance(file, str) for file in self._given):
+            return None
+        return IndexEntries(directory, self.files, self.handle.stamps)
 
     def file_sizes(self) -> list[int]:
         """Returns the size of each file in bytes."""

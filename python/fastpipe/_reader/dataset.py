@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 from fastpipe._fastpipe import Data
 from fastpipe._locations import Location
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fastpipe._reader.condition_bounds import Bounds
+
+
+Buffer: TypeAlias = bytes | memoryview
 
 
 class SourceWording(NamedTuple):
@@ -33,6 +36,19 @@ class SourceWording(NamedTuple):
     advice: Mapping[str, str] = MappingProxyType({})
     bound: Mapping[str, str] = MappingProxyType({})
     other_digest: str = "the dataset has different contents"
+
+
+class IndexEntries(Protocol):
+    """Values of rows that are stored in the index cache."""
+
+    def get(self, text: str, size: int, compute: Callable[[], Buffer]) -> tuple[Buffer, bool]:
+        """Returns stored values or computes and stores them, and whether they were stored.
+
+        Args:
+            text: Identifies the values.
+            size: Number of bytes that they have.
+            compute: Function that reads the rows and returns the values.
+        """
 
 
 class Dataset(Protocol):
@@ -123,6 +139,9 @@ class Dataset(Protocol):
             names: Names of features.
         """
 
+    def index_entries(self) -> IndexEntries | None:
+        """Returns the entries of the dataset's files in the index cache. None if it has no cache or no local files."""
+
 
 class BaseDataset:
     """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed."""
@@ -150,6 +169,10 @@ class BaseDataset:
 
     def bounds(self, names: Sequence[str]) -> tuple[Sequence[int], dict[str, Bounds | None]] | None:
         """Returns None: nothing is known about values before they are read."""
+        return None
+
+    def index_entries(self) -> IndexEntries | None:
+        """Returns None: no values of rows are stored."""
         return None
 
 

@@ -15,6 +15,7 @@ from fastpipe._arguments import shown
 from fastpipe._expressions import Expr, abridged, most_values
 from fastpipe._reader.condition_bounds import may_pass
 from fastpipe._reader.conditions import Condition, Evaluated
+from fastpipe._reader.indexed_rows import indexed
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.selection import Selected, check, select
 from fastpipe.errors import RowsLeftOutWarning, memory_errors
@@ -48,7 +49,22 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
 
 
 def _passing(reader: Reader, condition: Condition, most: int) -> tuple[npt.NDArray[np.uint8], str]:
-    """Returns a bit for each row that passes a condition, and a phrase about the units that weren't read."""
+    """Returns a bit for each row that passes a condition, and a phrase about what wasn't read to find them."""
+    skipped = ""
+
+    def read() -> npt.NDArray[np.uint8]:
+        nonlocal skipped
+        bits, skipped = _read(reader, condition, most)
+        return bits
+
+    what = "filter", repr(condition.expression)
+    size = -(-reader._data.handle.num_rows // 8)
+    bits, known = indexed(reader, condition.names, what, (size, np.uint8), read)
+    return bits, " (known from the index cache)" if known else skipped
+
+
+def _read(reader: Reader, condition: Condition, most: int) -> tuple[npt.NDArray[np.uint8], str]:
+    """Reads the rows, and returns a bit for each row that passes and a phrase about the units that weren't read."""
     data, skipped, rows = reader._data, "", reader._data.handle.num_rows
     spread: Callable[[Iterable[_Mask]], Iterable[_Mask]] = iter
     if (known := data.bounds(condition.names)) is not None:

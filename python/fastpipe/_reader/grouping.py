@@ -16,6 +16,7 @@ from fastpipe._arguments import shown
 from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, Dataset
 from fastpipe._reader.filtering import columns_of
+from fastpipe._reader.indexed_rows import indexed
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.packs import without_masks
 from fastpipe._reader.state import VERSION
@@ -132,7 +133,10 @@ def grouped(reader: Reader, grouping: Grouping) -> tuple[GroupedDataset, Orderin
     """
     for column in grouping.columns:
         _check(reader, column, grouping)
-    lengths = _lengths(reader, grouping)
+    # Only packs check the items.
+    what = "lengths", list(grouping.columns), grouping.most_rows is None
+    shape = reader._data.handle.num_rows, np.uint32
+    lengths, _ = indexed(reader, grouping.columns, what, shape, lambda: _lengths(reader, grouping))
     if (
         grouping.most_rows is None
         and grouping.on_long == "error"

@@ -98,11 +98,15 @@ class MixedDataset(BaseDataset):
         first row of each phase and a digest of its shares. `passes` is a digest of the number of epochs that each
         reader begins in an epoch of the mixture.
         """
+        return self._fingerprint(version, len(self._members))
+
+    def _fingerprint(self, version: int, first: int) -> dict[str, Any]:
+        """Returns the fingerprint with the digests of only the first readers."""
+        members, counts = self._members[:first], list(self.rows().values())
         readers = [
             [member.data.fingerprint(version), member.ordering.stored(order.shuffle_buffer)]
-            for member, order in zip(self._members, self._orders, strict=True)
+            for member, order in zip(members, self._orders[:first], strict=True)
         ]
-        counts = self.rows().values()
         passes = [-(-rows // max(order.num_rows, 1)) for order, rows in zip(self._orders, counts, strict=True)]
         return {
             "readers": len(readers),
@@ -110,27 +114,36 @@ class MixedDataset(BaseDataset):
             "digest": _digest(readers),
             "assignment": "even" if self._seed is None else f"random, seed={self._seed}",
             "weights": [
-                [start, _digest([member.shares[phase] for member in self._members])]
+                [start, _digest([member.shares[phase] for member in members])]
                 for phase, start in enumerate(self._starts)
             ],
-            "passes": _digest(passes),
+            "passes": _digest(passes[:first]),
         }
 
     def fitted(self, saved: dict[str, Any], progress: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
         """Returns the fingerprint in a saved state, with the own weights if they are the same up to its position.
 
+        The state may have fewer readers if the later ones join after its position. They come last, so the first ones
+        are those of the state.
+
         The epochs of a reader that starts again are numbered by their count per epoch of the mixture. So that count
         must be the same too, except in epoch 0.
         """
-        own = self.fingerprint()
         try:
+            readers = min(max(int(saved["readers"]), 1), len(self._members))
+            own, first = self.fingerprint(), self._fingerprint(VERSION, readers)
             # Ranks take single batches in turn. So all ranks together have read exactly the batches before this one.
             read = progress["next"] * batch_size
-            before = [[phase for phase in each["weights"] if phase[0] < read] for each in (saved, own)]
-            fits = before[0] == before[1] and (progress["epoch"] == 0 or saved["passes"] == own["passes"])
-        except (IndexError, KeyError, TypeError):
+            before = [[phase for phase in each["weights"] if phase[0] < read] for each in (saved, first)]
+            passed = len([start for start in self._starts if start < read])
+            joined = any(any(member.shares[:passed]) for member in self._members[readers:])
+            fits = before[0] == before[1] and (progress["epoch"] == 0 or saved["passes"] == first["passes"])
+            # Other readers are refused, and the message says how many there are.
+            same = [saved["readers"], saved["digest"]] == [readers, first["digest"]]
+        except (IndexError, KeyError, OverflowError, TypeError, ValueError):
             return saved
-        return saved | {name: own[name] for name in ("weights", "rows", "passes")} if fits else saved
+        names = ["weights", "rows", "passes", *(["readers", "digest"] if same else [])]
+        return saved | {name: own[name] for name in names} if fits and not joined else saved
 
     def place(self, unit: int, record: int) -> MixtureLocation:
         """Returns the reader from which a row comes, and where that reader's row comes from."""

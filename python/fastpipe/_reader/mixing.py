@@ -57,7 +57,8 @@ def mix(
     """Mixes the rows of several readers in given proportions.
 
     Each reader's rows come in its own order: that of its `shuffle`, `shuffle_buffer` and `seed`. The default of
-    `shuffle_buffer` for files and units is divided by the number of readers, because all windows are in memory. Which
+    `shuffle_buffer` for files and units is divided by the number of readers, because all windows are in memory. (If
+    weights omit readers, it is the number of those in the first pair that has the reader.) Which
     reader row i of the mixture comes from depends only on i, the weights and `assignment`, and is the same in each
     epoch.
 
@@ -77,7 +78,9 @@ def mix(
             together aren't multiples of 1 / n for any n up to 2^20, they are rounded to multiples of 2^-20, and readers
             with a weight have at least that share. A list of pairs `(step, weights)` changes the weights during an
             epoch: each pair applies from batch `step` of the epoch on, counted over all ranks. Steps ascend from 0; at
-            most 64 pairs. Defaults to None: equal weights.
+            most 64 pairs. The weights of a pair may omit readers, which have no rows from there on: readers that join
+            at a later step, or that are retired. Lists may only omit the last readers, before they join. Defaults to
+            None: equal weights.
         batch_size: Number of rows per batch, 1 to 2^31 - 1. Defaults to the batch size of the readers, if it is the
             same for all.
         stop: When an epoch ends. `"first_exhausted"`: before the first row of a reader that has no rows left, so no row
@@ -136,7 +139,7 @@ def mix(
         )
     phases = _phases(named, weights)
     for name, reader in named.items():
-        _check(name, reader, has_share=any(shares[name] for _, shares in phases))
+        _check(name, reader, has_share=any(shares.get(name) for _, shares in phases))
     _check_features(named)
     if not isinstance(stop, str):
         stop = within("stop", stop, 1, _MOST_ROWS)
@@ -151,8 +154,9 @@ def mix(
         Member(
             name,
             reader._data.unsliced(),
-            _seeded(name, number, _windowed(reader, len(named)), own),
-            tuple(shares[name] for _, shares in phases),
+            # Readers that join later must not change the orders of earlier ones.
+            _seeded(name, number, _windowed(reader, next(len(shares) for _, shares in phases if name in shares)), own),
+            tuple(shares.get(name, 0) for _, shares in phases),
         )
         for number, (name, reader) in enumerate(named.items())
     ]
@@ -212,14 +216,26 @@ def _named(readers: Any) -> dict[str, Any]:
 
 
 def _phases(named: Mapping[str, Reader], weights: Any) -> list[tuple[int, dict[str, int]]]:
-    """Returns the first step and the shares of each phase."""
+    """Returns the first step of each phase, and the shares of the readers that it names."""
     if not (isinstance(weights, Sequence) and any(isinstance(each, tuple) for each in weights)):
         return [(0, _shares(named, weights))]
     if wrong := [each for each in weights if not (isinstance(each, tuple) and len(each) == 2)]:
         raise TypeError(f"weights must be numbers, or pairs (step, weights); got {shown(wrong[0])}")
     if len(weights) > _MOST_PHASES:
         raise ValueError(f"weights can change at most {_MOST_PHASES} times; got {len(weights)} pairs")
-    phases = [(within("the step of weights", step, 0, 2**31), _shares(named, each)) for step, each in weights]
+    phases: list[tuple[int, dict[str, int]]] = []
+    numbers, joined = {name: number for number, name in enumerate(named)}, 0
+    for step, given in weights:
+        first = within("the step of weights", step, 0, 2**31)
+        own = named
+        if isinstance(given, Mapping):
+            own = {name: reader for name, reader in named.items() if name in given}
+        elif isinstance(given, Sequence) and joined <= len(given):
+            own = dict(itertools.islice(named.items(), len(given)))
+        phases.append((first, _shares(own, given)))
+        joined = max([joined, *(numbers[name] + 1 for name in own)])
+    if never := named.keys() - set(itertools.chain(*(shares for _, shares in phases))):
+        raise ValueError(f"weights must have the names of the readers: {min(never)!r} has no weight at any step")
     steps = [step for step, _ in phases]
     if steps[0] != 0 or any(step >= following for step, following in itertools.pairwise(steps)):
         raise ValueError(f"the steps of weights must ascend from 0; got {shown(steps)}")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fastpipe._arguments import within
 from fastpipe._locations import Location
-from fastpipe._reader.dataset import BaseDataset, Dataset
+from fastpipe._reader.dataset import BaseDataset, Dataset, IndexEntries
 from fastpipe._reader.left_out_steps import check_all_steps
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.state import VERSION
@@ -132,6 +132,10 @@ class _Part(BaseDataset):
         """Returns the default of the whole dataset if it has its own, or else the default for the partition's units."""
         whole = self._whole.default_window(batch_size)
         return self.handle.default_buffer(batch_size) if whole is None else whole
+
+    def index_entries(self) -> IndexEntries | None:
+        """Returns those of the whole dataset, whose files contain the rows."""
+        return self._whole.index_entries()
 
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row comes from in the whole dataset."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fastpipe._expressions import Expr, abridged
 from fastpipe._fastpipe import RemoteDataset
 from fastpipe._locations import Location
-from fastpipe._reader.dataset import BaseDataset, Dataset
+from fastpipe._reader.dataset import BaseDataset, Dataset, IndexEntries
 from fastpipe._reader.left_out_steps import check_all_steps
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
@@ -184,6 +184,10 @@ class Selected(BaseDataset):
         if whole is None:
             return self.handle.default_buffer(batch_size)
         return max(min(whole, self.handle.num_rows), batch_size)
+
+    def index_entries(self) -> IndexEntries | None:
+        """Returns those of the whole dataset, whose files contain the rows."""
+        return self._whole.index_entries()
 
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row comes from in the whole dataset."""

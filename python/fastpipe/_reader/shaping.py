@@ -296,7 +296,8 @@ class Shaping:
         `select` read or decode only these features; other sources read all of them. The result is a smaller dataset
         with this reader's order, ranks, threads, limits and epochs. It has states, and it can be shuffled, sampled,
         split, served and filtered again. Its batches are full. Units (blocks, row groups, CSV chunks) in which no row
-        passes aren't read again. If no row passes, `filter` issues a `RowsLeftOutWarning`.
+        passes aren't read again. If no row passes, `filter` issues a `RowsLeftOutWarning`. With `index_cache`, the bits
+        are kept in that directory, and a later filter of the same files with the same condition reads only the bits.
 
         A row passes if the condition is true for it, not if it is null. For values that a source draws again in each
         epoch, such as negatives, the values of epoch 0 count.

@@ -104,6 +104,9 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
     if not ordering.seed_given:
         # A randomly drawn seed is restored from the state.
         expected["seed"] = seed
+    if ordering.is_mixture:
+        # The sum over the readers, whose own buffers are part of the dataset's digest. It grows when readers join.
+        expected["shuffle_buffer"] = order.get("shuffle_buffer")
     here = data.fingerprint(version)
     saved = data.fitted(saved, progress, ordering.batch_size)
     if _changed(saved, here) == ["digest"]:

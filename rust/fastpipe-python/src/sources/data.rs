@@ -279,6 +279,14 @@ impl Data {
         rows.transpose().py(py)?.map(|rows| array(py, rows)).transpose()
     }
 
+    /// The sizes and modification times, in nanoseconds since 1970, that the files had when their units were found.
+    /// Empty if the source doesn't record them.
+    #[getter]
+    fn stamps(&self) -> Vec<(u64, i128)> {
+        let stamps = &self.source.facts().stamps;
+        stamps.iter().map(|stamp| (stamp.size, stamp.modified)).collect()
+    }
+
     /// The number of units before large units were split, or None if none was.
     #[getter]
     fn uncut(&self) -> Option<u64> {
