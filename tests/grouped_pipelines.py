@@ -68,11 +68,8 @@ class Documents(Model):
         self.packable = "bag" not in features
         self.make = functools.partial(make, columns=names) if self.packable and len(names) < len(features) else make
         super().__init__(self.make)
-        specs = self.reader.features.items()
-        ragged = [
-            name for name, spec in specs if isinstance(spec, fastpipe.RaggedSpec) and spec.dtype.startswith("int")
-        ]
-        self.column = ragged[-1]
+        ragged = [(name, spec) for name, spec in self.reader.features.items() if isinstance(spec, fastpipe.RaggedSpec)]
+        self.column = next(name for name, spec in ragged if spec.dtype.startswith("int"))
         self.docs: list[list[int]] = [doc or [] for doc in self.batch[self.column].to_list()]
 
     def grouping(self, draw: np.random.Generator) -> Grouping:

@@ -116,6 +116,23 @@ def test_mixtures_and_maps_of_pipelines(make: Make, model: Model, number: int) -
         options = {"batch_size": int(draw.integers(1, 40)), "seed": 3, "on_uneven": "allow", "shard_by": "batch"}
         reader, _ = chain(model, draw, make(**options | ORDERS[draw.integers(len(ORDERS))]))
     check_maps(reader, draw, epoch)
+    check_left_out_steps(reader, draw, epoch)
+
+
+def check_left_out_steps(reader: fastpipe.Reader, draw: np.random.Generator, epoch: int) -> None:
+    """Checks that the other batches of a reader stay, and that a state restores any of them."""
+    steps = len(reader)
+    if steps < 2:
+        return
+    left_out = draw.choice(steps, draw.integers(1, steps), replace=False).tolist()
+    wanted = digests(reader.batch_at(step, epoch) for step in range(steps) if step not in left_out)
+    remaining, again = reader.without(steps=left_out), reader.without(steps=left_out)
+    remaining.set_epoch(epoch)
+    found = digests(itertools.islice(remaining, int(draw.integers(len(wanted)))))
+    again.load_state_dict(json.loads(json.dumps(remaining.state_dict())))
+    assert found + digests(again) == wanted
+    at = int(draw.integers(len(wanted)))
+    assert digests([remaining.batch_at(at, epoch)]) == [wanted[at]]
 
 
 def check_maps(reader: fastpipe.Reader | fastpipe.typing.Mapped, draw: np.random.Generator, epoch: int) -> None:
