@@ -168,10 +168,8 @@ def documents(make: Make) -> Documents:
 @pytest.mark.parametrize("number", range(PIPELINES // 4))
 def test_packs_and_similar_batches_of_pipelines(documents: Documents, number: int) -> None:
     draw = np.random.default_rng([2, number])
-    how, epoch, ranks, batch_size = (
-        documents.grouping(draw),
-        *map(int, draw.integers([0, 2, 1], [3, 5, 20])),
-    )
+    how = documents.grouping(draw)
+    epoch, ranks, batch_size = map(int, draw.integers([0, 2, 1], [3, 5, 20]))
     by_batch, order = bool(draw.random() < 0.5), ORDERS[draw.integers(len(ORDERS))]
 
     def pipeline(rank: int = 0, ranks: int = 1) -> tuple[fastpipe.typing.Mapped, Rows]:
@@ -211,7 +209,7 @@ def test_packs_and_similar_batches_of_pipelines(documents: Documents, number: in
             share.load_state_dict(json.loads(state))
             left.append(digests(share))
         assert sorted(itertools.chain(*left)) == sorted(wanted[stop:])
-        assert not by_batch or left == [wanted[stop + rank :: world] for rank in range(world)]
+        assert left == [wanted[stop + rank :: world] for rank in range(world)] or (world > 1 and not by_batch)
 
 
 @pytest.mark.parametrize("make", RAGGED, indirect=True)
@@ -233,10 +231,8 @@ def test_mixtures_and_maps_of_packs_and_similar_batches(documents: Documents, nu
         if how.on_long:
             # The packs of a mixture are the mixture of the packs.
             other = documents.group(fastpipe.mix(readers, **options), how)
-            each = range(len(whole))
-            assert digests(other.batch_at(at, epoch) for at in each) == digests(
-                whole.batch_at(at, epoch) for at in each
-            )
+            one, two = ([each.batch_at(step, epoch) for step in range(len(whole))] for each in (whole, other))
+            assert digests(one) == digests(two)
         if draw.random() < 0.4:
             whole, _ = documents.mixed([whole, documents.group(reader(), how)], how, draw, epoch)
     check_maps(whole, draw, epoch)
