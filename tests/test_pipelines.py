@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import zlib
 from collections import Counter
 from typing import Any
 
@@ -164,18 +165,23 @@ def documents(make: Make) -> Documents:
     return Documents(make)
 
 
+@pytest.fixture
+def draw(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Returns a generator that differs between sources, too."""
+    return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
 @pytest.mark.parametrize("make", RAGGED, indirect=True)
 @pytest.mark.parametrize("number", range(PIPELINES // 4))
-def test_packs_and_similar_batches_of_pipelines(documents: Documents, number: int) -> None:
-    draw = np.random.default_rng([2, number])
+def test_packs_and_similar_batches_of_pipelines(documents: Documents, draw: np.random.Generator, number: int) -> None:
     how = documents.grouping(draw)
     epoch, ranks, batch_size = map(int, draw.integers([0, 2, 1], [3, 5, 20]))
-    by_batch, order = bool(draw.random() < 0.5), ORDERS[draw.integers(len(ORDERS))]
+    by_batch, order, seed = draw.random() < 0.5, ORDERS[draw.integers(len(ORDERS))], int(draw.integers(2**32))
 
     def pipeline(rank: int = 0, ranks: int = 1) -> tuple[fastpipe.typing.Mapped, Rows]:
         options = {"batch_size": batch_size, "seed": 3, "on_uneven": "allow", "num_threads": int(draw.integers(1, 4))}
         shared = {"rank": rank, "world_size": ranks} | ({"shard_by": "batch"} if by_batch else {})
-        reader, rows = chain(documents, np.random.default_rng(number), documents.make(**options | shared | order))
+        reader, rows = chain(documents, np.random.default_rng(seed), documents.make(**options | shared | order))
         return documents.group(reader, how), rows
 
     one, rows = pipeline()
@@ -214,8 +220,9 @@ def test_packs_and_similar_batches_of_pipelines(documents: Documents, number: in
 
 @pytest.mark.parametrize("make", RAGGED, indirect=True)
 @pytest.mark.parametrize("number", range(PIPELINES // 5))
-def test_mixtures_and_maps_of_packs_and_similar_batches(documents: Documents, number: int) -> None:
-    draw = np.random.default_rng([3, number])
+def test_mixtures_and_maps_of_packs_and_similar_batches(
+    documents: Documents, draw: np.random.Generator, number: int
+) -> None:
     how, epoch = documents.grouping(draw), int(draw.integers(3))
 
     def reader(**shared: Any) -> fastpipe.Reader:
