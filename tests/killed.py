@@ -69,6 +69,16 @@ class Run:
         os.write(self._events, b".")
 
 
+def shaped(shape: str, paths: list[str], order: dict[str, Any], running: dict[str, Any]) -> Any:
+    """Returns a reader of the files, a mixture of readers of each file, or a mixture of their packs."""
+    data, ends = samples.Data(paths, {}), {"epochs": 2, **running}
+    if shape == "reader":
+        return data.read(**order, **ends)
+    each = [samples.Data([path], {}).read(columns=["id", "items"], **order) for path in paths]
+    readers: list[Any] = [reader.pack("items", 12) for reader in each] if shape == "mixed packs" else each
+    return fastpipe.mix(readers, [2, 1], stop="all_exhausted", batch_size=5, **ends)
+
+
 def serve() -> None:
     """Forks a run for each request until stdin ends."""
     while line := sys.stdin.readline():
@@ -78,8 +88,7 @@ def serve() -> None:
             status = 1
             try:
                 events = os.open(request["events"], os.O_WRONLY)
-                reader = samples.Data(request["paths"], {}).read(**request["options"])
-                Run(Path(request["folder"]), events).read(reader)
+                Run(Path(request["folder"]), events).read(shaped(**request["reader"]))
                 status = 0
             except BaseException:
                 traceback.print_exc()

@@ -24,9 +24,6 @@ from samples import SHUFFLES, Data
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL, fork and named pipes")
 
-# Number of kills for each order.
-KILLS = 25
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
@@ -73,27 +70,33 @@ def server() -> Iterator[Server]:
         assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_nothing_is_lost_or_seen_twice(server: Server, data: Data, tmp_path: Path, shuffle: Any) -> None:
-    rng = random.Random(f"{shuffle}")
-    options = {"shuffle": shuffle, "batch_size": 5, "seed": 9, "epochs": 2}
+@pytest.mark.parametrize(
+    ("shape", "shuffle", "kills"),
+    [*(("reader", shuffle, 25) for shuffle in SHUFFLES), ("mixture", True, 12), ("mixed packs", True, 12)],
+)
+def test_nothing_is_lost_or_seen_twice(
+    server: Server, data: Data, tmp_path: Path, shape: str, shuffle: Any, kills: int
+) -> None:
+    rng = random.Random(f"{shuffle}" if shape == "reader" else shape)
+    order = {"shuffle": shuffle, "batch_size": 5, "seed": 9}
     if shuffle:
-        options["shuffle_buffer"] = 40
-    expected = samples.digests(data.read(**options))
-    assert len(expected) == 240
-    kills = 0
-    for run in range(KILLS):
+        order["shuffle_buffer"] = 40
+    fixed = {"shape": shape, "paths": data.paths, "order": order}
+    expected = samples.digests(killed.shaped(**fixed, running={}))
+    assert len(expected) == {"reader": 240, "mixture": 300, "mixed packs": 50}[shape]
+    killed_runs = 0
+    for run in range(kills):
         folder = tmp_path / str(run)
         folder.mkdir()
         os.mkfifo(folder / "events")
         ended = False
         while not ended:
             faster = {"num_threads": rng.choice([1, 2, 3]), "prefetch": rng.choice([1, 2, 8])}
-            request = {"paths": data.paths, "options": options | faster}
+            request = {"reader": fixed | {"running": faster}}
             # A checkpoint comes every 8 events. The delay after an event is as long as one or two more events.
-            events = rng.randrange(30) if kills < KILLS else None
+            events = rng.randrange(30) if killed_runs < kills else None
             status = server.live(folder, request, events, rng.uniform(0, 0.003))
-            kills += status == -signal.SIGKILL
+            killed_runs += status == -signal.SIGKILL
             ended = status == 0
             assert status in (0, -signal.SIGKILL)
             log = folder / "log"
@@ -101,6 +104,6 @@ def test_nothing_is_lost_or_seen_twice(server: Server, data: Data, tmp_path: Pat
             # A line is written with one call, so no line is truncated.
             assert seen == expected[: len(seen)]
         assert seen == expected
-        if kills == KILLS:
+        if killed_runs == kills:
             break
-    assert kills == KILLS
+    assert killed_runs == kills

@@ -248,6 +248,12 @@ proptest! {
                 sought.seek(step).unwrap();
                 prop_assert_eq!(&sought.next().unwrap().unwrap().content, &plan.content);
             }
+            // One cursor goes back through the batches, and so to earlier passes over the members.
+            let mut back = order.epoch(epoch).unwrap();
+            for (step, plan) in plans.iter().enumerate().rev() {
+                back.seek(step as u64).unwrap();
+                prop_assert_eq!(&back.next().unwrap().unwrap().content, &plan.content);
+            }
             for (step, state) in states.iter().enumerate().filter(|(step, _)| *step < plans.len()) {
                 let resumed: Vec<_> = order.resume(state).unwrap().map(Result::unwrap).collect();
                 prop_assert_eq!(resumed.len(), plans.len() - step);
@@ -300,6 +306,44 @@ proptest! {
             }
         }
         prop_assert_eq!(next.iter().sum::<u64>(), order.epoch_rows());
+    }
+}
+
+/// A unit is released with the second batch after its last one, also if its member starts again.
+#[test]
+fn units_are_released_in_time() {
+    let counts = [2; 3];
+    let member = |kind| {
+        let settings = Settings {
+            kind,
+            batch_size: 2,
+            shuffle_buffer: 2,
+            seed: 5,
+            ..Settings::default()
+        };
+        order(&counts, settings)
+    };
+    // Each batch has the two rows of one unit of each member.
+    let settings = Settings {
+        batch_size: 4,
+        ..Settings::default()
+    };
+    let orders = [member(Kind::Sequential), member(Kind::Window)];
+    let all = [counts.to_vec(), counts.to_vec()];
+    let order = mixed(&orders, &all, &[(0, vec![1, 1])], Stop::Rows(40), settings);
+    let plans: Vec<BatchPlan> = order.epoch(0).unwrap().map(Result::unwrap).collect();
+    assert_eq!(plans.len(), 10);
+    for (step, plan) in plans.iter().enumerate() {
+        let last = step.checked_sub(2).map(|before| &plans[before].content);
+        let units: BTreeSet<u64> = last
+            .into_iter()
+            .flat_map(|content| (0..4).map(|slot| content.at(slot).unwrap().0))
+            .collect();
+        assert_eq!(
+            plan.released.iter().copied().collect::<BTreeSet<_>>(),
+            units,
+            "batch {step}"
+        );
     }
 }
 
