@@ -58,7 +58,7 @@ class FileData(BaseDataset):
         }
 
     def index_entries(self) -> IndexEntries | None:
-        """Returns the entries of the files. None without an index cache, or if a file is in memory."""
+        """Returns the entries of the files. None without an index cache, or if a file isn't on a disk."""
         directory = cache_directory(self._index_cache)
         if directory is None or not all(isinstance(file, str) for file in self._given):
             return None
