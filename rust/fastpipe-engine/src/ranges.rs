@@ -8,7 +8,7 @@ use fastpipe_files::{Files, joined};
 
 use crate::memory::Memory;
 
-/// Number of requests at once. With blocks of 64 KiB from all over the files, this is enough for 50 ms and 150 MB/s.
+/// Number of requests at once. With units of 64 KiB from all over the files, this is enough for 50 ms and 150 MB/s.
 pub(crate) const REQUESTS: usize = 128;
 
 /// Bytes of units that are requested or waiting before they are needed.

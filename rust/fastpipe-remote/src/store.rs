@@ -83,8 +83,8 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Returns the store of an object, and the object's path in it. `options` are those of the crate `object_store`, and
-    /// `max_retries` and `retry_timeout` (seconds).
+    /// Returns the store of an object, and the object's path in it. `options` are those of the crate `object_store`,
+    /// and `max_retries` and `retry_timeout` (seconds).
     ///
     /// # Errors
     /// Unsupported if the URL has another scheme, or an option is unknown; Storage if the URL isn't valid.
