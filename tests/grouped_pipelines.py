@@ -79,7 +79,7 @@ class Documents(Model):
         return Grouping(
             int(draw.integers(2, most + 1)),
             int(draw.integers(1, ROWS)),
-            [None, "truncate", "split"][draw.integers(3)] if self.packable else None,  # type: ignore[arg-type]
+            draw.choice(np.array([None, "truncate", "split", "split"])) if self.packable else None,
             bool(draw.random() < 0.5),
         )
 
@@ -118,8 +118,10 @@ class Documents(Model):
         assert all(batch[name].offsets.tolist() == ends for name in others)
         wanted = values_of({name: self.batch[name] for name in others}, [row for group in groups for row, _ in group])
         assert digests([{name: batch[name].values for name in others}]) == digests([wanted])
+        pieces = how.pieces(self.docs, [row for group in groups for row, _ in group])
         for group in groups:
             assert sum(len(items) for _, items in group) <= how.length
+            assert all(piece in pieces for piece in group)
         return [(number_of(places), group) for places, group in zip(packs, groups, strict=True)]
 
     def batches_of(self, reader: Mapped, how: Grouping, epoch: int) -> list[list[tuple[int, Group]]]:

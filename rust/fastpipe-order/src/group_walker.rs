@@ -88,3 +88,37 @@ impl GroupWalker {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Grouping, Kind, Order, Settings, Units, walker::Walker};
+
+    #[test]
+    fn sections_that_are_left_are_forgotten() {
+        let units = Arc::new(Units::new([4; 10]).unwrap());
+        let grouping = Grouping::Pack {
+            capacity: 2,
+            split: false,
+        };
+        let packing = Arc::new(Packing::new(&units, vec![1; 40], grouping, 4, &mut || false).unwrap());
+        for kind in [Kind::Sequential, Kind::Window] {
+            let settings = Settings {
+                kind,
+                batch_size: 2,
+                shuffle_buffer: 2,
+                ..Settings::default()
+            };
+            let order = Arc::new(Order::of_packing(&packing, settings).unwrap());
+            let (mut walker, mut groups) = (Walker::new(&order, 0).unwrap(), GroupWalker::default());
+            let patience = &mut Patience(&mut || false);
+            for batch in 0..order.steps() {
+                let planned = walker.batch(batch, patience).unwrap();
+                groups.expand(&packing, planned, patience).unwrap();
+                assert!(groups.sections.len() <= 2, "batch {batch} of {kind:?}");
+            }
+        }
+    }
+}

@@ -150,6 +150,7 @@ proptest! {
                 let open = sections.iter().flat_map(|&section| of_section[section as usize].iter().flatten());
                 let open: BTreeSet<u64> = open.map(|piece| piece.0).collect();
                 prop_assert!(used.difference(&open).all(|unit| gone.contains(unit)));
+                prop_assert!(gone.is_disjoint(&open), "a unit in use is released");
             } else {
                 prop_assert_eq!(released, left);
             }
