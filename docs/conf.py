@@ -46,7 +46,7 @@ suppress_warnings = ["myst.header"]
 default_role = "py:obj"
 nitpicky = True
 # Code isn't always a name, and other projects' names are known only with `FASTPIPE_DOCS_INTERSPHINX`.
-nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!fastpipe\.).*"), ("py:.*", r"fastpipe\.(.*\.)?_.*")]
+nitpick_ignore_regex = [("py:obj", "(?s:.*)"), ("py:.*", r"(?!fastpipe\.).*"), ("py:.*", r"fastpipe\.(.*\.)?_.*")]
 # Frameworks are slow to import, and TensorFlow and torch exclude each other in one process.
 autodoc_mock_imports = ["cupy", "jax", "ray", "tensorflow", "torch", "xgboost"]
 # At import, the adapter for TensorFlow registers functions, which the mock doesn't have.
@@ -65,7 +65,7 @@ html_title = f"fastpipe {release}"
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["_templates"]
 # The pages of `llms.txt` are the sources. Of the reference, they have only names.
-llms_txt_summary = "Loads tables (Avro, CSV, Parquet, Arrow, TFRecord, SQL) for training: shuffled batches that resume exactly."
+llms_txt_summary = "Loads Avro, CSV, Parquet, Arrow, TFRecord and SQL for training, in shuffled batches that resume exactly."
 llms_txt_full_file = False
 llms_txt_exclude = ["benches/notes/*", "docs/README", "CODE_OF_CONDUCT"]
 html_baseurl = os.environ.get("FASTPIPE_DOCS_URL", "")
@@ -118,7 +118,9 @@ def _read_docstring(_: Sphinx, what: str, __: str, ___: object, ____: object, li
     type of an attribute or of what is returned.
     """
     table: list[list[str]] = []
-    converted = [""] if what in ("attribute", "data", "property") else []
+    converted: list[str] = []
+    if what in ("attribute", "data", "property") and lines:
+        lines[0] = f": {lines[0]}"
     for before, line in pairwise(["", *lines, ""]):
         row = re.fullmatch(r"(\s*)\|(.*)\|", line)
         if row is None:
