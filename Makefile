@@ -13,7 +13,7 @@ PYTEST_PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BENCH_ARGS ?=
 FILES ?=
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= container csv decode entry index order schema
+FUZZ_TARGETS ?= container csv decode entry index order schema tfrecord
 
 BIN := .venv/bin
 STAMPS := .venv/.stamps

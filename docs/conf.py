@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 project = "fastpipe"
-author = "The fastpipe authors"
+author = copyright = "The fastpipe authors"
 version = release = fastpipe.__version__
 root_doc = "docs/index"
 
@@ -64,8 +64,10 @@ html_theme = "furo"
 html_title = f"fastpipe {release}"
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 # The pages of `llms.txt` are the sources. Of the reference, they have only names.
-llms_txt_summary = "Loads Avro, CSV, Parquet, Arrow, TFRecord and SQL for training, in shuffled batches that resume exactly."
+llms_txt_summary = "Loads tables (Avro, CSV, Parquet, SQL and more) for training: shuffled batches that resume exactly."
 llms_txt_full_file = False
 llms_txt_exclude = ["benches/notes/*", "docs/README", "CODE_OF_CONDUCT"]
 html_baseurl = os.environ.get("FASTPIPE_DOCS_URL", "")
@@ -126,9 +128,11 @@ def _read_docstring(_: Sphinx, what: str, __: str, ___: object, ____: object, li
         if row is None:
             converted += _list_table(table)
             table = []
-            converted.append(re.sub(r"^(\s+)", r"\1: ", line) if before.strip() in ("Returns:", "Yields:") else line)
+            line = re.sub(r"^(\s+)", r"\1: ", line) if before.strip() in ("Returns:", "Yields:") else line
+            # The letters of a plural after code, which would not end it.
+            converted.append(line if ">>> " in line else re.sub(r"(`[^`]+`)(?=\w)", r"\1\\ ", line))
         elif not re.fullmatch(r"[-:|\s]+", row[2]):
-            table.append([row[1], *(cell.strip() for cell in row[2].split("|"))])
+            table.append([row[1], *(re.sub(r"(`[^`]+`)(?=\w)", r"\1\\ ", cell.strip()) for cell in row[2].split("|"))])
     lines[:] = converted
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fastpipe
 import manual
 
 LINKING = [
@@ -62,6 +63,11 @@ def test_the_reference_has_each_public_name() -> None:
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: page.relative_to(manual.ROOT).as_posix())
 def test_no_link_is_broken(page: Path) -> None:
     assert manual.broken(page) == []
+
+
+def test_the_citation_has_the_version() -> None:
+    citation = (manual.ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {fastpipe.__version__}\n" in citation
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
