@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sphinx.ext.autodoc.mock import MockFinder
 
 import fastpipe
 from fastpipe import _fastpipe
@@ -47,8 +50,9 @@ default_role = "py:obj"
 nitpicky = True
 # Code isn't always a name, and other projects' names are known only with `FASTPIPE_DOCS_INTERSPHINX`.
 nitpick_ignore_regex = [("py:obj", "(?s:.*)"), ("py:.*", r"(?!fastpipe\.).*"), ("py:.*", r"fastpipe\.(.*\.)?_.*")]
-# Frameworks are slow to import, and TensorFlow and torch exclude each other in one process.
-autodoc_mock_imports = ["cupy", "jax", "ray", "tensorflow", "torch", "xgboost"]
+# Frameworks are slow to import, and TensorFlow and torch exclude each other in one process. With
+# `autodoc_mock_imports`, Sphinx would still import them to analyze sources.
+sys.meta_path.insert(0, MockFinder(["cupy", "jax", "ray", "tensorflow", "torch", "xgboost"]))
 # At import, the adapter for TensorFlow registers functions, which the mock doesn't have.
 _fastpipe.register_tensorflow = _fastpipe.register_tensorflow_parser = lambda *_: None
 autodoc_typehints = "description"
