@@ -6,6 +6,7 @@ links work on the site, too. The tree of pages is the tables of `docs/README.md`
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -13,7 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sphinx.ext.autodoc.mock import MockFinder
+from sphinx.ext.autodoc.mock import MockFinder, undecorate
+from sphinx.util.inspect import stringify_signature
 
 import fastpipe
 from fastpipe import _fastpipe
@@ -150,9 +152,21 @@ def _list_table(rows: list[list[str]]) -> list[str]:
     return ["", f"{indent}.. list-table::", f"{indent}   :header-rows: 1", "", *aligned, ""]
 
 
+def _read_signature(
+    _: Sphinx, what: str, __: str, described: Any, ___: object, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Returns the signature of a class, which a mocked base class hides because the mock has a `__new__`."""
+    if what == "class" and signature == "(*args, **kwargs)":
+        own = inspect.signature(undecorate(described.__init__))
+        without_self = own.replace(parameters=list(own.parameters.values())[1:])
+        return stringify_signature(without_self, show_annotation=False, show_return_annotation=False), returned
+    return signature, returned
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connects the functions of this file with Sphinx."""
     app.connect("source-read", _read_source)
+    app.connect("autodoc-process-signature", _read_signature)
     # napoleon's priority is 500.
     app.connect("autodoc-process-docstring", _read_docstring, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
