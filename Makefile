@@ -13,7 +13,7 @@ PYTEST_PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BENCH_ARGS ?=
 FILES ?=
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= container csv decode entry index order schema
+FUZZ_TARGETS ?= container csv decode entry index order schema tfrecord
 
 BIN := .venv/bin
 STAMPS := .venv/.stamps
@@ -64,7 +64,12 @@ Path(sysconfig.get_path("purelib"), "fastpipe_data.pth").write_text(f"{Path('pyt
 endef
 export IN_PLACE
 
-.PHONY: help demo test test-rust build-rust-tests test-python test-fast soak fuzz bench lint lint-rust lint-python lines msrv \
+EXTENSION_EXISTS = ls python/fastpipe/_fastpipe*.so >/dev/null 2>&1 || \
+    { echo "The extension isn't built: make build, or make test." >&2; exit 1; }
+# FASTPIPE_DOCS_INTERSPHINX=1 adds links to the documentation of Python, NumPy, pyarrow and torch, and needs the network.
+BUILD_DOCS = $(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs . $(TARGET)/docs
+
+.PHONY: help demo test test-rust build-rust-tests test-python test-fast soak fuzz bench docs lint lint-rust lint-python lines msrv \
     licenses build deps clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -94,7 +99,7 @@ test-python: $(STAMPS)/test $(STAMPS)/checked
 
 # Uses the existing extension, in a debug or a release build.
 test-fast: $(STAMPS)/test ## run the tests that need no framework, server, or other program, without a build
-	@ls python/fastpipe/_fastpipe*.so >/dev/null 2>&1 || { echo "The extension isn't built: make build, or make test." >&2; exit 1; }
+	@$(EXTENSION_EXISTS)
 	$(BIN)/python -m pytest -n $(PYTEST_PROCESSES) --dist loadfile --no-loadscope-reorder --quick $(PYTEST_ARGS)
 
 soak: $(STAMPS)/test $(STAMPS)/extension ## run the tests that take hours: many examples, negatives, mutated files, out of memory
@@ -119,6 +124,12 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS (needs a nightly Rust and `cargo 
 bench: $(STAMPS)/bench $(STAMPS)/extension ## compare with other libraries; measure speed and memory (QUICK=1: small datasets)
 	$(BIN)/python benches/bench.py $(BENCH_ARGS)
 
+# Uses the existing extension, because the reference imports the package.
+docs: $(STAMPS)/docs ## build the manual as a site in target/docs, without a build of the extension
+	@$(EXTENSION_EXISTS)
+	$(BUILD_DOCS)
+	@echo "$(TARGET)/docs/index.html"
+
 lint: lint-rust lint-python ## check formatting, lints, imports, types, stubs, documentation, and prose
 
 lint-rust: $(STAMPS)/venv
@@ -129,13 +140,14 @@ lint-rust: $(STAMPS)/venv
 	$(BIN)/python tests/acyclic.py
 
 # Also installs the requirements of the tests: mypy doesn't check the types of missing libraries.
-lint-python: $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/checked
+lint-python: $(STAMPS)/lint $(STAMPS)/docs $(STAMPS)/test $(STAMPS)/checked
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml fastpipe._fastpipe
 	$(BIN)/python tests/prose.py
+	$(BUILD_DOCS)
 
 lines: ## count the lines of each part
 	@for part in rust python tests benches examples docs; do \
@@ -157,7 +169,7 @@ licenses: ## write THIRD-PARTY-LICENSES.md for the wheels (needs `cargo install 
 
 build: $(STAMPS)/extension ## build the extension into .venv
 
-deps: $(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint ## create .venv with all development dependencies
+deps: $(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/docs ## create .venv with all development dependencies
 
 clean: ## remove everything that was built, downloaded or generated
 	$(CARGO) clean
@@ -174,7 +186,7 @@ $(STAMPS)/venv:
 	@touch $@
 
 # Each list of requirements has a stamp file.
-$(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml $(STAMPS)/venv
+$(STAMPS)/build $(STAMPS)/demo $(STAMPS)/docs $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml $(STAMPS)/venv
 	$(BIN)/python -c "$$REQUIREMENTS" core $* > $@.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $@.txt
 	@touch $@

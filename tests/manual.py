@@ -19,7 +19,9 @@ import tfrecords
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 INDEX = ROOT / "docs/README.md"
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+REFERENCE = sorted((ROOT / "docs/api").glob("*.md"))
+"""Pages that only list names, for which `make docs` adds the docstrings."""
 
 # Six full batches of 1,024 rows in total.
 ROWS, FILES = 3_072, 2

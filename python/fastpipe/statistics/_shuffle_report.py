@@ -89,8 +89,8 @@ class ShuffleReport:
             batches were sampled.
         bytes_per_row: Bytes of the files per row, including headers, and compressed if the files are. nan without rows
             or files.
-        displacement: The mean of |place in the epoch's order - place in the dataset|, in rows. For a perfect
-            permutation it is close to N/3 (the expectation is for the sampled places).
+        displacement: The mean absolute difference between a row's places in the epoch and in the dataset, in rows. For
+            a perfect permutation it is close to N/3 (the expectation is for the sampled places).
         displacement_quantiles: The 5 %, 50 % and 95 % quantiles of the displacement (the smallest number that at least
             this share of rows doesn't exceed). For a perfect permutation of many rows they are N (1 - sqrt(1 - q)):
             0.025, 0.293 and 0.776 N.
