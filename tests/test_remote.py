@@ -17,6 +17,8 @@ from typing import Any
 
 import fastavro
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 import fastpipe
@@ -36,7 +38,12 @@ SCHEMA = {
 QUICK = {"max_retries": 2, "retry_timeout": 2, "timeout": "5s", "connect_timeout": "1s"}
 """Options that let reads of failing servers end soon."""
 
-READ = {"avro": fastpipe.read_avro, "csv": fastpipe.read_csv, "tfrecord": fastpipe.read_tfrecord}
+READ = {
+    "avro": fastpipe.read_avro,
+    "csv": fastpipe.read_csv,
+    "csv.zst": fastpipe.read_csv,
+    "tfrecord": fastpipe.read_tfrecord,
+}
 
 
 def write(folder: Path, kind: str) -> list[str]:
@@ -51,9 +58,12 @@ def write(folder: Path, kind: str) -> list[str]:
             rows = [{"id": int(i), "x": list(map(float, values))} for i, values in zip(ids, x, strict=True)]
             with path.open("wb") as file:
                 fastavro.writer(file, SCHEMA, rows, sync_interval=2000)
-        elif kind == "csv":
-            lines = [f"{i},{values[0]}\n" for i, values in zip(ids, x, strict=True)]
-            path.write_text("id,x\n" + "".join(lines))
+        elif kind.startswith("csv"):
+            lines = [f"{i},{values[0]}\n".encode() for i, values in zip(ids, x, strict=True)]
+            # Two parts, which can be read apart.
+            parts = [b"id,x\n" + b"".join(lines[:100]), b"".join(lines[100:])]
+            packed = map(pyarrow.compress, parts, itertools.repeat("zstd")) if kind == "csv.zst" else parts
+            path.write_bytes(b"".join(map(bytes, packed)))
         else:
             fastpipe.tfrecord.write_tfrecord(path, {"id": ids, "x": x})
     return names
@@ -243,6 +253,18 @@ def test_a_file_that_changes_is_an_error(web: WebServer, shuffle: bool) -> None:
     path.write_bytes(path.read_bytes()[:-5] + b"other")
     with pytest.raises(fastpipe.errors.StorageError, match="changed while it was read"):
         ids_of(reader)
+
+
+def test_remote_files_are_mixed_with_others(web: WebServer, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("table") / "a.parquet"
+    ids = pyarrow.array(range(2000, 2600))
+    pyarrow.parquet.write_table(pyarrow.table({"id": ids}), path, row_group_size=50)
+    found = []
+    for source in ([web.url(name) for name in names_in(web.folder)], web.folder):
+        options: dict[str, Any] = {"batch_size": 20, "shuffle": True, "seed": 4, "columns": ["id"]}
+        avro, table = fastpipe.read_avro(source, **options), fastpipe.read_parquet(path, **options)
+        found.append(digests(fastpipe.mix({"a": avro, "b": table}, {"a": 2, "b": 1}, seed=1)))
+    assert found[0] == found[1]
 
 
 def test_empty_files(web: WebServer) -> None:

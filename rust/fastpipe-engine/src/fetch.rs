@@ -108,6 +108,8 @@ struct Queue {
     threads: Vec<JoinHandle<()>>,
     /// Number of threads that have nothing to do.
     idle: usize,
+    /// Number of calls of the source that are in progress, if other units are ranges of remote files.
+    calls: usize,
     /// Number of callers that request several units, which may be neighbors.
     asking: usize,
 }
@@ -326,6 +328,9 @@ impl Inner {
             let fetched = fetched.unwrap_or_else(|panic| fetches.iter().map(|_| Err(panicked(&*panic))).collect());
             self.telemetry.fetched(start.elapsed().as_nanos() as u64);
             self.pending.fetch_sub(fetches.len(), Ordering::Relaxed);
+            if self.calls_source(&fetches) {
+                self.lock().calls -= 1;
+            }
             for (fetch, fetched) in fetches.iter().zip(fetched) {
                 // Callbacks may panic as well; this thread must continue to fetch.
                 let _ = catch_unwind(AssertUnwindSafe(|| fetch.finish(fetched)));
@@ -342,12 +347,17 @@ impl Inner {
     fn fetch(&self, fetches: &[Arc<Fetch>]) -> Vec<Result<Fetched>> {
         let cancelled = || self.is_closed();
         match &self.ranges {
-            Some(ranges) => {
+            Some(ranges) if !self.calls_source(fetches) => {
                 let units: Vec<u64> = fetches.iter().map(|fetch| fetch.unit).collect();
                 ranges.read(&units, &cancelled)
             }
-            None => fetches.iter().map(|f| self.source.fetch(f.unit, &cancelled)).collect(),
+            _ => fetches.iter().map(|f| self.source.fetch(f.unit, &cancelled)).collect(),
         }
+    }
+
+    /// Whether fetches are a call of a source that also has ranges of remote files, such as a union.
+    fn calls_source(&self, fetches: &[Arc<Fetch>]) -> bool {
+        self.ranges.is_some() && fetches.first().is_some_and(|fetch| self.source.is_fetched(fetch.unit))
     }
 
     /// Waits for the next fetches, which are done by one call.
@@ -381,6 +391,13 @@ impl Inner {
         for (&rank, fetch) in &queue.wanted {
             if held.contains(&rank) {
                 continue;
+            }
+            if self.source.is_fetched(fetch.unit) {
+                if queue.calls >= self.source.facts().fetches {
+                    continue;
+                }
+                queue.calls += 1;
+                return queue.remove(rank).into_iter().collect();
             }
             if queue.places.get(&fetch.unit) != Some(&rank) {
                 return queue.remove(rank).into_iter().collect();

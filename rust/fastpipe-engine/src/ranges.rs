@@ -22,10 +22,10 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Returns the ranges of a source, if its units are ranges of files of which some are remote.
+    /// Returns the ranges of a source, if some of its files are remote.
     pub(crate) fn of(source: &Arc<dyn Source>, files: &Arc<Files>, memory: &Arc<Memory>) -> Option<Ranges> {
         let facts = source.facts();
-        (facts.fetches == 0 && facts.are_remote()).then(|| Ranges {
+        facts.are_remote().then(|| Ranges {
             source: source.clone(),
             files: files.clone(),
             memory: memory.clone(),
@@ -37,11 +37,13 @@ impl Ranges {
         let units = self.source.units().max(1);
         let of = |facts: &SourceFacts| facts.stamps.iter().map(|stamp| stamp.size).sum::<u64>();
         let mean = (of(self.source.facts()) / units).max(1);
-        ((AHEAD_BYTES / mean) as usize).clamp(2 * REQUESTS, 1 << 16)
+        ((AHEAD_BYTES / mean) as usize).clamp(4, 1 << 16)
     }
 
+    /// Returns the range of a unit. `None` if the source fetches it.
     fn range(&self, unit: u64) -> Option<ByteRange> {
-        self.source.describe(unit).range
+        let is_range = !self.source.is_fetched(unit);
+        is_range.then(|| self.source.describe(unit).range).flatten()
     }
 
     /// Returns the units around `unit` that are read with the same request, in the sequence of the file. `next` and

@@ -109,6 +109,11 @@ impl Files {
         Ok(bytes)
     }
 
+    /// Whether a file is in another storage.
+    pub(crate) fn is_remote(&self, location: u32) -> bool {
+        matches!(self.contents.get(location as usize), Some(Some(Contents::Remote(_))))
+    }
+
     /// Opens a file for direct reads. The caller must check afterward that it hasn't changed.
     pub(crate) fn open(&self, location: u32) -> Result<impl std::ops::Deref<Target = dyn ReadAt>> {
         self.get(location).map(Reading)

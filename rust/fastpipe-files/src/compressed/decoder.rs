@@ -47,6 +47,15 @@ impl Decoder {
         })
     }
 
+    /// Reads more compressed bytes at once, for files in which each read takes long.
+    ///
+    /// # Errors
+    /// If memory can't be allocated.
+    pub(crate) fn reading(mut self, bytes: usize) -> Result<Decoder> {
+        self.input = Input::reading(self.input.offset(), bytes)?;
+        Ok(self)
+    }
+
     /// Returns the position of the next byte of text.
     pub(crate) fn at(&self) -> u64 {
         self.at

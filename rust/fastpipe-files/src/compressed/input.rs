@@ -17,8 +17,13 @@ pub(crate) struct Input {
 
 impl Input {
     pub(crate) fn at(offset: u64) -> Result<Input> {
+        Input::reading(offset, CHUNK)
+    }
+
+    /// Returns an input that reads up to `bytes` bytes at once.
+    pub(crate) fn reading(offset: u64, bytes: usize) -> Result<Input> {
         Ok(Input {
-            chunk: try_filled(0, CHUNK, "a chunk of a compressed file")?,
+            chunk: try_filled(0, bytes, "a chunk of a compressed file")?,
             from: 0,
             to: 0,
             next: offset,

@@ -25,6 +25,10 @@ pub struct Packed {
     pub layout: Arc<Layout>,
 }
 
+/// Bytes of a remote file that are read at once: of a file with parts, which are read apart, and of another file.
+const REMOTE_PART: usize = 1 << 20;
+const REMOTE: usize = 4 << 20;
+
 /// The files of a source, compressed or not. Sequential reads decompress each file once.
 pub struct TextFiles {
     files: Files,
@@ -127,7 +131,12 @@ impl TextFiles {
             Some((_, decoder)) => Ok(decoder),
             None => {
                 drop(idle);
-                Decoder::new(packed.compression, point)
+                let decoder = Decoder::new(packed.compression, point)?;
+                match (self.files.is_remote(range.location), packed.layout.is_framed()) {
+                    (false, _) => Ok(decoder),
+                    (true, true) => decoder.reading(REMOTE_PART),
+                    (true, false) => decoder.reading(REMOTE),
+                }
             }
         }
     }
