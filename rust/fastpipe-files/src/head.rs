@@ -33,18 +33,19 @@ struct Ahead {
 }
 
 impl Ahead {
+    /// Returns a range if it is buffered.
+    fn buffered(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let from = usize::try_from(offset.checked_sub(self.start)?).ok()?;
+        self.bytes.get(from..from.checked_add(len)?)
+    }
+
     /// Reads a range, from the buffer if possible.
     fn read(&mut self, file: &SourceFile, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let buffered = |ahead: &Ahead| {
-            let from = usize::try_from(offset.checked_sub(ahead.start)?).ok()?;
-            let found = ahead.bytes.get(from..from.checked_add(out.len())?)?;
-            Some(found.to_vec())
-        };
-        let end = self.start + self.bytes.len() as u64;
-        if let Some(found) = buffered(self) {
-            out.copy_from_slice(&found);
+        if let Some(found) = self.buffered(offset, out.len()) {
+            out.copy_from_slice(found);
             return Ok(out.len());
         }
+        let end = self.start + self.bytes.len() as u64;
         // A walk skips large blocks. Reading what it skips would take longer than another request.
         let skips = offset.saturating_sub(end) > AHEAD_BYTES.1 / 4;
         self.next = match skips {
@@ -119,6 +120,10 @@ impl ReadAt for Head<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use fastpipe_batch::{Contents, FileStamp, Stored};
+
     use super::*;
 
     #[test]
@@ -150,5 +155,58 @@ mod tests {
             assert_eq!(&out[..found], expected, "{offset}");
         }
         assert_eq!(head.read_at(u64::MAX, &mut []).unwrap(), 0);
+    }
+
+    /// A remote file that records the length of each request.
+    #[derive(Debug)]
+    struct Far(Vec<u8>, Mutex<Vec<usize>>);
+
+    impl Stored for Far {
+        fn location(&self) -> &str {
+            "far"
+        }
+
+        fn stamp(&self) -> FileStamp {
+            let size = self.0.len() as u64;
+            FileStamp { size, modified: 0 }
+        }
+
+        fn version(&self) -> &str {
+            ""
+        }
+
+        fn read_at(&self, offset: u64, out: &mut [u8], _cancelled: &dyn Fn() -> bool) -> Result<usize> {
+            let rest = self.0.get(offset as usize..).unwrap_or_default();
+            let len = rest.len().min(out.len());
+            out[..len].copy_from_slice(&rest[..len]);
+            self.1.lock().unwrap().push(len);
+            Ok(len)
+        }
+    }
+
+    #[test]
+    fn a_remote_file_is_read_with_few_requests() {
+        let size = 8 << 20;
+        let far = Arc::new(Far((0..size).map(|i| (i % 251) as u8).collect(), Mutex::default()));
+        let contents = Contents::Remote(far.clone());
+        let file = SourceFile::of(&"far".into(), Some(&contents)).unwrap();
+        let head = Head::read(&file, size as u64).unwrap();
+        let mut out = [0; 100];
+        for offset in (0..size).step_by(1000) {
+            let found = head.read_at(offset as u64, &mut out).unwrap();
+            assert_eq!(&out[..found], &far.0[offset..size.min(offset + 100)]);
+        }
+        let requests = std::mem::take(&mut *far.1.lock().unwrap());
+        assert_eq!(requests.len(), 5, "{requests:?}");
+        assert!(requests.iter().sum::<usize>() <= size + 1000);
+        // Only a few bytes are read of what a walk skips.
+        let big = Arc::new(Far(vec![1; 40 << 20], Mutex::default()));
+        let file = SourceFile::of(&"big".into(), Some(&Contents::Remote(big.clone()))).unwrap();
+        let head = Head::read(&file, 40 << 20).unwrap();
+        for offset in [10 << 20, 20 << 20, 30 << 20] {
+            assert_eq!(head.glance_at(offset, &mut out).unwrap(), 100);
+        }
+        assert!(big.1.lock().unwrap().iter().sum::<usize>() < 100_000);
+        assert_eq!(head.read_at(50 << 20, &mut out).unwrap(), 0);
     }
 }

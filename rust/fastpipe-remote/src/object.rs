@@ -1,7 +1,7 @@
 //! One remote file.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 
 use crate::errors::CHANGED;
+use crate::hedge::Hedge;
 use crate::runtime::wait;
 use crate::store::{Entry, Store, nanoseconds};
 
@@ -148,29 +149,38 @@ struct Request {
 }
 
 impl Request {
-    /// Requests a range, and a second time if the first request takes much longer than others did.
+    /// Requests a range, and records how long it took.
     async fn send(self: Arc<Self>, range: Range<u64>) -> Result<Vec<Bytes>> {
         let start = Instant::now();
-        let hedge = || self.store.hedge().lock().unwrap_or_else(PoisonError::into_inner);
-        let after = hedge().after();
-        let first = Box::pin(self.once(range.clone()));
-        let waited = match after {
-            Some(after) => select(first, Box::pin(tokio::time::sleep(after))).await,
-            None => Either::Left((first.await, Box::pin(tokio::time::sleep(start.elapsed())))),
-        };
-        let found = match waited {
-            Either::Left((found, _)) => found,
-            Either::Right(((), first)) if !hedge().allows() => first.await,
-            Either::Right(((), first)) => match select(first, Box::pin(self.once(range))).await {
-                Either::Left((Err(_), second)) => second.await,
-                Either::Right((Err(_), first)) => first.await,
-                Either::Left((found, _)) | Either::Right((found, _)) => found,
-            },
-        };
+        let found = self.soonest(range).await;
         if found.is_ok() {
-            hedge().observe(start.elapsed());
+            self.hedge().observe(start.elapsed());
         }
         found
+    }
+
+    /// Sends a request, and a second one if the first takes much longer than others did. Returns the first result that
+    /// isn't an error.
+    async fn soonest(&self, range: Range<u64>) -> Result<Vec<Bytes>> {
+        let after = self.hedge().after();
+        let first = Box::pin(self.once(range.clone()));
+        let Some(after) = after else { return first.await };
+        let first = match select(first, Box::pin(tokio::time::sleep(after))).await {
+            Either::Left((found, _)) => return found,
+            Either::Right(((), first)) => first,
+        };
+        if !self.hedge().allows() {
+            return first.await;
+        }
+        match select(first, Box::pin(self.once(range))).await {
+            Either::Left((Err(_), second)) => second.await,
+            Either::Right((Err(_), first)) => first.await,
+            Either::Left((found, _)) | Either::Right((found, _)) => found,
+        }
+    }
+
+    fn hedge(&self) -> MutexGuard<'_, Hedge> {
+        self.store.hedge().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends one request, and checks that the object is still the same.

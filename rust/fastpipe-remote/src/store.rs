@@ -265,6 +265,10 @@ fn number(name: &str, value: &str) -> Result<usize> {
 }
 
 fn unknown_scheme(url: &Url, shown: &str) -> Error {
+    if ["s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss"].contains(&url.scheme()) {
+        let reason = format!("the URL has no bucket or container: {}://NAME/...", url.scheme());
+        return Error::new(ErrorKind::Storage, reason).at_path(shown);
+    }
     let reason = format!(
         "{}:// isn't supported: use s3://, gs://, az://, abfs://, http:// or https://, or mount the storage and pass \
          paths",
