@@ -139,7 +139,7 @@ def read_fsspec(server: Server, link: str, urls: list[str]) -> Pass:
     begun = time.perf_counter()
     for url in urls:
         with fsspec.open(url, block_size=8 << 20) as file:
-            records = fastavro.reader(file)
+            records: Iterator[Any] = fastavro.reader(file)
             while some := list(itertools.islice(records, BATCH_SIZE)):
                 ids = np.array([record["id"] for record in some])
                 np.array([record["x"] for record in some], "float32")

@@ -15,6 +15,8 @@ from typing import Any
 import fastavro
 import pytest
 
+from web_server import serving
+
 tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
 from fastpipe.tf import _atds_schema  # noqa: E402 - needs TensorFlow
 from fastpipe.tf.atds import (  # noqa: E402 - needs TensorFlow
@@ -248,6 +250,21 @@ def test_a_rebuilt_dataset_keeps_its_fills(tmp_path: Path, avro: str, dtype: Any
     gc.collect()
     ((value,),) = [batch["it"].numpy().tolist() for batch in dataset]
     assert value == (fill.encode() if isinstance(fill, str) else fill)
+
+
+def test_files_of_a_web_server_are_read_by_range(files: list[str]) -> None:
+    with serving(Path(files[0]).parent) as server:
+        urls = [server.url(Path(path).name) for path in files]
+        dataset = ATDSDataset([urls[0], files[1]], 7, ID)
+        assert ids(dataset) == list(range(130))
+        before = server.requests
+        # One request finds that the file is the same, and one reads it.
+        assert ids(dataset) == list(range(130))
+        assert server.requests == before + 2
+        write(Path(files[0]), 0, 90)
+        assert ids(dataset) == [*range(90), *range(100, 130)]
+        with raises(tf.errors.NotFoundError, f"{server.url('nowhere.avro')}; No such file or directory"):
+            ids(ATDSDataset(server.url("nowhere.avro"), 7, ID))
 
 
 def test_files_of_tensorflow_file_systems(files: list[str]) -> None:

@@ -197,10 +197,10 @@ def test_the_home_directory(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None
     assert expand("~nobody-of-this-name/x.avro") == ["~nobody-of-this-name/x.avro"]
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/x.avro", "gs://b/*.avro", "HDFS://n:1/x", "file://host/x.avro"])
+@pytest.mark.parametrize("url", ["HDFS://n:1/x", "file://host/x.avro"])
 def test_urls_are_refused_by_their_scheme(url: str) -> None:
     with pytest.raises(
-        fastpipe.errors.UnsupportedError, match=f"only local files are supported.*{url.split(':')[0]}://"
+        fastpipe.errors.UnsupportedError, match=f"{url.split(':')[0]}:// URL can't be read here"
     ) as error:
         fastpipe.read_avro(url, batch_size=1)
     assert error.value.path == url

@@ -321,6 +321,8 @@ class ArrowArray:
 
 @final
 class RemoteFile:
+    @property
+    def entry(self) -> Listed: ...
     @staticmethod
     def open(url: str, options: list[tuple[str, str]]) -> RemoteFile: ...
     @staticmethod

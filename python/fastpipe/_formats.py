@@ -226,7 +226,7 @@ def infer_features(
     if isinstance(source, Mapping) or hasattr(source, "__arrow_c_stream__") or isinstance(source, Units):
         raise TypeError(f"source must be files; got {shown(source)}. {_READER}")
     if "filesystem" in options:
-        raise TypeError(f"infer_features reads only local files and has no argument 'filesystem'. {_FUNCTION}")
+        raise TypeError(f"infer_features has no argument 'filesystem'. {_FUNCTION}")
     files = opened(source, SUFFIXES, expander(options.get("storage_options")))
     with format_of(files, _FUNCTION).read(files, columns=columns, **{"batch_size": 1, **options}) as reader:
         return reader.features

@@ -3,8 +3,9 @@
 Dtypes are not promoted and ranks are not changed to fit a file. Messages use the words of tensorflow-io where possible,
 since programs and tests search for them.
 
-Some paths are only accessible through TensorFlow's file systems (`gs://`, `hdfs://`, `ram://`). TensorFlow's C API can
-write such files but not read them, so `tf.io.gfile` copies whole files to local storage.
+Object stores and web servers are read by URL, as `read_avro` does. Other paths are only accessible through TensorFlow's
+file systems (`hdfs://`, `ram://`). TensorFlow's C API can write such files but not read them, so `tf.io.gfile` copies
+whole files to local storage.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ import time
 import weakref
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import tensorflow as tf
 
+from fastpipe._fastpipe import RemoteFile
+from fastpipe._files._remote_files import is_remote
 from fastpipe.avro._reading import AvroData
 from fastpipe.errors import MissingFileError, SchemaError, in_file
 from fastpipe.specs import Features
+
+if TYPE_CHECKING:
+    from fastpipe._boundary import Listed
 
 ATDS_SUPPORTED_DTYPES = [tf.int32, tf.int64, tf.float32, tf.float64, tf.string, tf.bool]
 """The dtypes of features. The name is tensorflow-io's."""
@@ -293,14 +299,14 @@ class Copies:
         self._count = 0
 
     def local(self, path: str) -> str:
-        """Returns the local path of a file.
+        """Returns the local path of a file, or its URL if fastpipe reads it by URL.
 
         Raises:
             MissingFileError: If the file doesn't exist.
             NotImplementedError: If TensorFlow doesn't support the file system.
         """
         scheme, separator, rest = path.partition("://")
-        if not separator or os.sep in scheme:
+        if not separator or os.sep in scheme or is_remote(path):
             return path
         if scheme == "file":
             return rest
@@ -343,13 +349,14 @@ class Copies:
 _KEPT = 4
 """Number of sets of files that are kept open for later epochs. Each set has an index and the memory of its batches."""
 
-_Stamp = tuple[int, int, int, int, int]
+_Stamp: TypeAlias = "tuple[int, int, int, int, int] | Listed"
 
 
 class OpenedFiles:
     """Opened datasets. The last few datasets are kept for later epochs.
 
-    A dataset is opened again if the size, the modification time or the identity of any of its files has changed.
+    A dataset is opened again if the size, the modification time or the identity of any of its files has changed, or the
+    version of a remote file.
     Datasets with files that were modified within the last two seconds aren't kept, because another change could go
     unnoticed.
 
@@ -376,14 +383,15 @@ class OpenedFiles:
             FastpipeError: If `read_avro` would raise it, or `check` raises it.
         """
         # Taken before anything is read, so that later changes are noticed in the next epoch.
-        stamps = _stamps(paths)
+        files = [RemoteFile.open(path, []) if is_remote(path) else path for path in paths]
+        stamps = _stamps(files)
         with self._lock:
             kept = self._kept.pop(paths, None)
             if kept is not None and kept[0] == stamps:
                 self._kept[paths] = kept
                 return kept[1], []
         damaged: list[Exception] = []
-        data = AvroData(list(paths), self._features, check=self._check, damaged=damaged)
+        data = AvroData(files, self._features, check=self._check, damaged=damaged)
         if stamps is not None and not damaged:
             with self._lock:
                 self._kept[paths] = stamps, data
@@ -392,13 +400,16 @@ class OpenedFiles:
         return data, damaged
 
 
-def _stamps(paths: tuple[str, ...]) -> list[_Stamp] | None:
+def _stamps(files: Sequence[str | RemoteFile]) -> list[_Stamp] | None:
     """Returns values that change when a file changes. None if a change might go unnoticed, or a file doesn't exist."""
     settled = time.time_ns() - _SETTLED
-    stamps = []
-    for path in paths:
+    stamps: list[_Stamp] = []
+    for file in files:
+        if isinstance(file, RemoteFile):
+            stamps.append(file.entry)
+            continue
         try:
-            found = os.stat(path)
+            found = os.stat(file)
         except OSError:  # Opening the file reports the error.
             return None
         if max(found.st_mtime_ns, found.st_ctime_ns) >= settled:

@@ -67,7 +67,8 @@ class ATDSDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no t
     Args:
         filenames: Scalar or vector of dtype tf.string. It may be symbolic, so the dataset can be built in `interleave`.
             For a `tf.data.Dataset` of names, pass `list(filenames.as_numpy_iterator())`, since tensorflow-io rejects it
-            as well. Files on TensorFlow's own file systems (`gs://`, `hdfs://`) are copied to a temporary folder first.
+            as well. Object stores and web servers (`s3://`, `gs://`, `az://`, `https://`) are read by range. Files on
+            TensorFlow's other file systems (`hdfs://`) are copied to a temporary folder first.
         batch_size: Number of rows per batch, at least 1.
         features: Features to read, by the name of the field.
         drop_remainder: Whether to drop a last batch with fewer rows. Defaults to False.

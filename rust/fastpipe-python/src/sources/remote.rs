@@ -52,6 +52,18 @@ impl RemoteFile {
         Ok(RemoteFile { object, options })
     }
 
+    /// Returns the file as a listing would.
+    #[getter]
+    fn entry(&self) -> Listed {
+        let Entry {
+            url,
+            size,
+            etag,
+            modified,
+        } = self.object.entry().clone();
+        (url, size, etag, modified)
+    }
+
     fn __str__(&self) -> &str {
         &self.object.entry().url
     }
@@ -63,13 +75,7 @@ impl RemoteFile {
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Listed, Options))> {
         let listed = py.get_type::<RemoteFile>().getattr("listed")?;
-        let Entry {
-            url,
-            size,
-            etag,
-            modified,
-        } = self.object.entry().clone();
-        Ok((listed, ((url, size, etag, modified), self.options.clone())))
+        Ok((listed, (self.entry(), self.options.clone())))
     }
 }
 
