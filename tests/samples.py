@@ -232,14 +232,18 @@ def check_order(shuffle: bool | str, ids: Sequence[int], data: Data, buffer: int
 
 
 def threads_are(expected: int) -> bool:
-    """Returns whether the engine soon runs this many threads (Linux). A process keeps its threads of remote readers."""
+    """Returns whether the engine soon runs this many threads (Linux).
+
+    A process keeps its threads of remote readers, and those that receive remote files.
+    """
     stop = time.monotonic() + 60
     while time.monotonic() < stop:
         names = []
         for task in os.listdir("/proc/self/task"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 names.append(Path(f"/proc/self/task/{task}/comm").read_text())
-        engine = [name for name in names if name.startswith("fastpipe-") and not name.startswith("fastpipe-client")]
+        kept = ("fastpipe-client", "fastpipe-remote")
+        engine = [name for name in names if name.startswith("fastpipe-") and not name.startswith(kept)]
         if len(engine) == expected:
             return True
         time.sleep(0.01)

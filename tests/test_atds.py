@@ -257,10 +257,8 @@ def test_files_of_a_web_server_are_read_by_range(files: list[str]) -> None:
         urls = [server.url(Path(path).name) for path in files]
         dataset = ATDSDataset([urls[0], files[1]], 7, ID)
         assert ids(dataset) == list(range(130))
-        before = server.requests
-        # One request finds that the file is the same, and one reads it.
+        assert set(server.methods) == {"GET"}
         assert ids(dataset) == list(range(130))
-        assert server.requests == before + 2
         write(Path(files[0]), 0, 90)
         assert ids(dataset) == [*range(90), *range(100, 130)]
         with raises(tf.errors.NotFoundError, f"{server.url('nowhere.avro')}; No such file or directory"):
