@@ -8,16 +8,17 @@ import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
 from fastpipe._interop.distributed import World
+from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.passes import Passes, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
-from fastpipe.errors import UnsupportedError
 from fastpipe.tf._forms import Array, columns_of
+from fastpipe.tf._mapped import from_batches
 from fastpipe.tf._passes import Layout, Source, Told, from_passes, keep, unconverted
 
 
 @unconverted
 def dataset(
-    reader: Reader, *, input_context: tf.distribute.InputContext | None = None, distributed: bool = True
+    reader: Reader | Mapped, *, input_context: tf.distribute.InputContext | None = None, distributed: bool = True
 ) -> tf.data.Dataset:
     """Returns a `tf.data.Dataset` of a reader's batches.
 
@@ -32,8 +33,11 @@ def dataset(
     - For strings and bytes, tensors of dtype `tf.string`, which TensorFlow copies to its own objects.
     - With `on_uneven="pad"`, the additional key `valid`, a bool tensor `[rows]`.
 
-    With `drop_last=True` and with `on_uneven="pad"`, `rows` is known in advance. Otherwise it is None in
-    `element_spec`.
+    With `drop_last=True` and with `on_uneven="pad"`, `rows` is known in advance. Otherwise, and for a map, it is None
+    in `element_spec`.
+
+    Packs, buckets and maps with `features` are supported, too. TensorFlow calls Python for each of their batches, and
+    copies it.
 
     TensorFlow doesn't add its usual `prefetch`, so the reader's state is the state after the last batch. (It does add
     one to a `map`, unless `options.experimental_optimization.map_parallelization` is False.)
@@ -48,7 +52,7 @@ def dataset(
     result has the state.
 
     Args:
-        reader: Reader whose batches the dataset yields.
+        reader: Reader, or `Mapped` with features, whose batches the dataset yields.
         input_context: Context that `strategy.distribute_datasets_from_function` passes. The dataset then reads the
             shard of this input pipeline, `reader.shard(num_input_pipelines, input_pipeline_id)`. Defaults to None.
         distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything, as in
@@ -56,7 +60,7 @@ def dataset(
 
     Raises:
         TypeError: If `reader` isn't a reader.
-        UnsupportedError: If `reader` is a map of a reader. Map the dataset instead.
+        UnsupportedError: If `reader` is a map without `features`. Pass them to `map`, or map the dataset instead.
         ValueError: If a sparse feature has `layout="csr"`, the reader has `progress=True`, or it can't be divided. A
             shuffled reader needs a seed to be divided, since each input pipeline creates its own reader.
         FastpipeError: If a feature has `on_null="mask"` and the reader's next batch, which determines the masks, can't
@@ -76,11 +80,6 @@ def dataset(
         TensorShape([1024])
     """
     passes = shard_of_this_rank(passes_of(reader), distributed=distributed, framework=_world(input_context))
-    if not passes.in_engine:
-        raise UnsupportedError(
-            f"TensorFlow draws batches without Python, but Python makes the batches of {passes!r}: map the dataset"
-            " instead, fastpipe.tf.dataset(reader).map(function)"
-        )
     if passes.shows_progress:
         raise ValueError("progress=True is not supported, since TensorFlow draws the batches; Keras has its own bar")
     layout = _layout(passes)
@@ -89,6 +88,8 @@ def dataset(
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # The prefetch would take a batch that the consumer didn't request, and the reader's state would count it.
     options.experimental_optimization.inject_prefetch = False
+    if not passes.in_engine:
+        return from_batches(passes, layout).with_options(options)
     source = _Source(passes, layout)
     dataset = tf.data.experimental.from_variant(from_passes(source, []), layout.element_spec)
     keep(dataset, source)
@@ -125,7 +126,8 @@ def _layout(passes: Passes) -> Layout:
     columns = columns_of(passes.features, lambda: _first(passes))
     if passes.on_uneven == "pad":
         columns["valid"] = Array(tf.bool, ())
-    return Layout(columns, passes.batch_size if passes.one_size else None)
+    # A map may yield batches of any size.
+    return Layout(columns, passes.batch_size if passes.one_size and passes.in_engine else None)
 
 
 def _first(passes: Passes) -> dict[str, Any]:
