@@ -18,6 +18,7 @@ import pytest
 import fastpipe
 from apart import wait_until
 from every_source import Make, digests, make, order
+from grouped_pipelines import Documents, Grouping
 from samples import ids_by_batch as ids
 from servers import free_port
 from service_faults import check_states, rows_of
@@ -108,6 +109,85 @@ def test_rebatched_batches_are_the_local_ones(make: Make, order: dict[str, Any])
             found.append(digests(of.rebatch(batch_size=20, shuffle_buffer=50, seed=5)))
         assert found[0] == found[1]
         assert len(found[0]) < len(reader) * 32 // 20
+
+
+def shaped(make: Make, shape: str) -> Any:
+    """Returns a mixture, rows in a sequence, packs, or batches of rows with similar lengths."""
+
+    def of(seed: int, **options: Any) -> fastpipe.Reader:
+        return make(**{"batch_size": 8, "seed": seed} | options)
+
+    if shape == "rows in a sequence":
+        rows = np.random.default_rng(5).integers(of(1).num_rows, size=100)
+        return of(1, shuffle=False, batch_size=7).take(rows)
+    readers = {"one": of(1, shuffle=True), "other": of(2), "third": of(3, shuffle="block")}
+    weights = [(0, {"one": 0.7, "other": 0.3}), (9, {"one": 1, "other": 2, "third": 2})]
+    if shape == "mixture":
+        return fastpipe.mix(readers, weights=weights, seed=7, assignment="random")
+    documents = Documents(make)
+    packs = "packs" in shape and documents.packable
+    how = Grouping(12, 50, "split", padded=True) if packs else Grouping(40, 50, None, padded=False)
+    if "mixture" not in shape:
+        return documents.group(documents.make(batch_size=8, shuffle=True, seed=1), how)
+    groups = {
+        name: documents.group(documents.make(batch_size=8, shuffle=True, seed=seed), how)
+        for seed, name in enumerate(readers)
+    }
+    return fastpipe.mix(groups, weights=weights, seed=7)
+
+
+SHAPES = ["mixture", "rows in a sequence", "packs", "buckets", "mixture of packs", "mixture of buckets"]
+
+
+@connected
+@pytest.mark.parametrize("make", ["avro", "parquet", "bags"], indirect=True)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
+def test_mixtures_packs_and_taken_rows_are_the_local_ones(make: Make, shape: str, connected: Any) -> None:
+    local = shaped(make, shape)
+    with connected(local) as remote:
+        assert type(remote) is type(local)
+        assert (remote.features, len(remote)) == (local.features, len(local))
+        steps = range(len(local))
+        there, here = (digests(of.batch_at(step, epoch=2) for step in steps) for of in (remote, local))
+        assert there == here
+        for step in (0, len(local) - 1):
+            there, here = (of.locate(step, 0, epoch=2) for of in (remote, local))
+            assert there == here
+        with pytest.raises(IndexError, match=r"row .* does not exist"):
+            remote.locate(0, 99)
+        check_states(local, remote)
+        for rank in range(3):
+            theirs, ours = (of.shard(3, rank) for of in (remote, local))
+            for share in (theirs, ours):
+                share.set_epoch(1)
+            assert digests(theirs) == digests(ours)
+
+
+def test_several_servers_and_a_fallback_of_a_mixture_of_packs() -> None:
+    pa = pytest.importorskip("pyarrow")
+    docs = [np.arange(each % 7 + 1, dtype="int32") for each in range(600)]
+    table = pa.table({"id": np.arange(600), "tokens": docs})
+    halves = [fastpipe.from_arrow(half, batch_size=4, shuffle=True, seed=3) for half in (table[:200], table[200:])]
+    packs = fastpipe.mix([half.pack("tokens", length=16) for half in halves], weights=[0.4, 0.6])
+    whole = digests(packs)
+    with packs.serve() as one, packs.serve() as other:
+        remote = fastpipe.connect([one.url, other.url], fallback=packs)
+        assert digests(remote) == whole
+        mapped = fastpipe.connect(one.url).map(lambda batch: batch["tokens"].sum())
+        packs.set_epoch(0)
+        assert list(mapped) == [batch["tokens"].sum() for batch in packs]
+        with pytest.raises(ValueError, match=r"a mixture has the seeds of its readers.*pass seed to mix"):
+            fastpipe.connect(one.url, seed=1)
+        other_pad = fastpipe.mix([half.pack("tokens", length=16, pad=9) for half in halves], weights=[0.4, 0.6])
+        with pytest.raises(fastpipe.errors.UnsupportedError, match="with other specs"):
+            fastpipe.connect(one.url, fallback=other_pad)
+        middle = iter(remote)
+        first = digests(itertools.islice(middle, 3))
+    # Both servers have ended.
+    assert remote.locate(2, 1, epoch=1) == packs.locate(2, 1, epoch=1)
+    packs.set_epoch(1)
+    assert first + digests(middle) == digests(packs)
 
 
 # Arguments, conversions and sharing.

@@ -168,7 +168,7 @@ def test_a_damaged_description_is_requested_again(attribute: str, change: tuple[
 @pytest.mark.parametrize(
     ("attribute", "sent"),
     [
-        *(("change_request", sent) for sent in (b'"record": ', b'"digest"', b"fps1", b'"unit"')),
+        *(("change_request", sent) for sent in (b'"step": ', b'"digest"', b"fps1", b'"epoch"')),
         *(("change_answer", sent) for sent in (b'"fields"', b'"row": ', b'"kind"')),
     ],
 )

@@ -128,10 +128,11 @@ def test_requests_are_not_unpickled(watched: Watched) -> None:
         assert len(sent) > 60
         # Additional entries of a progress are ignored.
         assert [b'"places": [], "more"' in data for data in taken] == [True]
-        actions = [(name, watched.pickle) for name in ("describe", "place")]
-        for entry in ("reader", "data", "unit", "record"):
-            request = {"reader": "default", "data": ticket["data"], "unit": 0, "record": 0} | {entry: watched.text}
-            actions += [("place", sealed(request)), ("place", json.dumps(request).encode())]
+        actions = [(name, watched.pickle) for name in ("describe", "locate")]
+        whole = {name: ticket[name] for name in ("reader", "data", "order", "epoch")} | {"step": 0, "row": 0}
+        for entry in whole:
+            request = whole | {entry: watched.text}
+            actions += [("locate", sealed(request)), ("locate", json.dumps(request).encode())]
         for name, body in actions:
             with pytest.raises((pa.ArrowException, fastpipe.FastpipeError), match=r"request|no reader|damaged"):
                 act(client, name, body, options)
@@ -250,6 +251,9 @@ def test_places_are_not_unpickled(hostile: Hostile, watched: Watched, monkeypatc
         *(json.dumps(found).encode() for found in (text, {"kind": text, "fields": {"a": 1}})),
         *(json.dumps({"kind": "Place", "fields": fields}).encode() for fields in (text, {text: 1}, [text], {"_a": 1})),
         json.dumps({"kind": "Place(): __import__('os')", "fields": {"x=print()": 1}}).encode(),
+        json.dumps({"kind": "PackLocation", "fields": {"row": 1, "rows": text}}).encode(),
+        json.dumps({"kind": "MixtureLocation", "fields": {"row": 1, "location": {"kind": [text]}}}).encode(),
+        json.dumps({"kind": "MixtureLocation", "fields": [text]}).encode(),
     ):
         hostile.change_answer = lambda action, _, told=told: summed([told])
         with pytest.raises(fastpipe.errors.ServiceError, match="location that can't be read"):

@@ -216,12 +216,12 @@ def body(draw: random.Random, place: dict[str, Any]) -> bytes:
     return damaged(data, draw) if kind == 3 else data
 
 
-ACTIONS = ["describe", "place", "place", "health", "metrics", "", "Describe", "shell", "x" * 70_000, "\u00e4\u0000"]
+ACTIONS = ["describe", "locate", "locate", "health", "metrics", "", "Describe", "shell", "x" * 70_000, "\u00e4\u0000"]
 
 
 def test_actions_are_answered_or_refused(server: ServerProcess, ticket: dict[str, Any]) -> None:
     client, draw = flight.FlightClient(server.url), random.Random(11)
-    place = {"reader": "default", "data": ticket["data"], "unit": 0, "record": 5}
+    place = {"reader": "default", "data": ticket["data"], "order": ticket["order"], "epoch": 0, "step": 0, "row": 5}
     counts, said = {"answered": 0, "told": 0}, list[str]()
     for _ in range(MANY):
         action = draw.choice(ACTIONS)
@@ -235,7 +235,7 @@ def test_actions_are_answered_or_refused(server: ServerProcess, ticket: dict[str
             parts = intact(parts)
         told = as_error(parts[0], "a server")
         if told is None:
-            assert action != "place" or set(json.loads(parts[0])) == {"kind", "fields"}
+            assert action != "locate" or set(json.loads(parts[0])) in ({"kind", "fields"}, {"missing"})
             counts["answered"] += 1
         else:
             # The request is for other data, or for a row that doesn't exist.
@@ -245,20 +245,23 @@ def test_actions_are_answered_or_refused(server: ServerProcess, ticket: dict[str
     assert not [text for text in said if "Traceback" in text]
 
 
-def test_wrong_actions_are_refused(server: ServerProcess) -> None:
+def test_wrong_actions_are_refused(server: ServerProcess, ticket: dict[str, Any]) -> None:
     client = flight.FlightClient(server.url)
-    with pytest.raises(pa.ArrowInvalid, match="an action must be describe, place, health or metrics; got") as raised:
+    with pytest.raises(pa.ArrowInvalid, match="an action must be describe, locate, health or metrics; got") as raised:
         list(client.do_action(flight.Action("shell", b"{}"), options()))
     assert "Traceback" not in str(raised.value)
+    row = {name: ticket[name] for name in ("reader", "data", "order", "epoch")} | {"step": 0, "row": 0}
     for action, body in [
         ("describe", b""),
         ("describe", b"{}"),
         ("describe", b"[" * 50_000),
         ("describe", b"x" * (1 << 17)),
         ("describe", b'{"reader": "../x"}'),
-        ("place", b'{"reader": "default", "unit": -1, "record": 0}'),
-        ("place", b'{"reader": "default", "unit": 1e99, "record": 0}'),
-        ("place", b'{"reader": "default", "unit": 10000000, "record": 0}'),
+        ("locate", b'{"reader": "default", "data": {}, "order": "", "epoch": 0, "step": 0, "row": 0}'),
+        ("locate", json.dumps(row | {"epoch": 1e99}).encode()),
+        ("locate", json.dumps(row | {"step": -1}).encode()),
+        ("locate", json.dumps(row | {"row": 2**70}).encode()),
+        ("locate", json.dumps(row | {"order": "{}"}).encode()),
     ]:
         with pytest.raises((pa.ArrowException, fastpipe.FastpipeError), match=r"request|no reader|no unit"):
             act(client, action, body, options())

@@ -6,7 +6,7 @@ The locations of all sources are here: a client of the data service has the clas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -108,16 +108,29 @@ class PackLocation(Location):
     rows: tuple[Location, ...]
 
 
-# Servers send no mixtures and no packs.
 _KINDS: Mapping[str, type[Location]] = {
     kind.__name__: kind
-    for kind in (AvroLocation, CsvLocation, TFRecordLocation, RowLocation, UnitLocation, PointLocation)
+    for kind in (
+        AvroLocation,
+        CsvLocation,
+        TFRecordLocation,
+        RowLocation,
+        UnitLocation,
+        PointLocation,
+        MixtureLocation,
+        PackLocation,
+    )
 }
 
 
 def to_json(location: Location) -> dict[str, Any]:
     """Returns the name of the class and the fields."""
-    return {"kind": type(location).__name__, "fields": asdict(location)}
+    values = {field.name: getattr(location, field.name) for field in fields(location)}
+    if isinstance(location, MixtureLocation):
+        values["location"] = to_json(location.location)
+    elif isinstance(location, PackLocation):
+        values["rows"] = [to_json(row) for row in location.rows]
+    return {"kind": type(location).__name__, "fields": values}
 
 
 def from_json(found: Any) -> Location:
@@ -127,8 +140,12 @@ def from_json(found: Any) -> Location:
         TypeError: If a field is missing, unknown, or of another type.
         KeyError: If the class or a common field is missing.
     """
-    fields: dict[str, Any] = found["fields"]
+    values: dict[str, Any] = found["fields"]
     kind = _KINDS.get(found["kind"])
     if kind is None:
-        return Location(file=fields["file"], row=fields["row"])
-    return kind(**fields)
+        return Location(file=values["file"], row=values["row"])
+    if kind is MixtureLocation:
+        values = values | {"location": from_json(values["location"])}
+    elif kind is PackLocation:
+        values = values | {"rows": tuple(map(from_json, values["rows"]))}
+    return kind(**values)

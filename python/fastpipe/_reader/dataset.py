@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
-from fastpipe._fastpipe import Data
-from fastpipe._locations import Location
+from fastpipe._fastpipe import Data, Order
+from fastpipe._locations import Location, PackLocation
 from fastpipe._reader.state import VERSION
 from fastpipe.specs import Features
 
@@ -108,6 +109,21 @@ class Dataset(Protocol):
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row of a unit comes from."""
 
+    def locate(self, order: Order, epoch: int, step: int, row: int, memory_limit: int | None) -> Location:
+        """Returns where a row of a batch comes from.
+
+        Args:
+            order: Order of this dataset.
+            epoch: Epoch of the batch.
+            step: Index of the batch in the epoch. It exists.
+            row: Index of the row, or of the group of rows, in the batch.
+            memory_limit: Maximum size of the order in bytes. None for half of the machine's memory.
+
+        Raises:
+            IndexError: If the row doesn't exist.
+            LimitError: If the order needs more memory.
+        """
+
     def default_window(self, batch_size: int) -> int | None:
         """Returns the default of `shuffle_buffer`. None for the larger of 16 batches and 64 average units."""
 
@@ -143,8 +159,20 @@ class Dataset(Protocol):
         """Returns the entries of the dataset's files in the index cache. None if it has no cache or no local files."""
 
 
-class BaseDataset:
+class BaseDataset(abc.ABC):
     """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed."""
+
+    @abc.abstractmethod
+    def place(self, unit: int, record: int) -> Location:
+        """Returns where a row of a unit comes from."""
+
+    def locate(self, order: Order, epoch: int, step: int, row: int, memory_limit: int | None) -> Location:
+        """Returns where a row of a batch comes from, according to the order."""
+        found = order.locate(epoch, step, row, memory_limit)
+        places = tuple(self.place(unit, record) for unit, record in found)
+        if not order.is_grouped:
+            return places[0]
+        return PackLocation(file=places[0].file, row=places[0].row, rows=places)
 
     @property
     def holds_units(self) -> bool:

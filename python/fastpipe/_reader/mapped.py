@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from fastpipe._arguments import within
+from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._private_constructor import private_constructor
 from fastpipe._reader.mapped_batches import MapFunction
 from fastpipe._reader.mapped_passes import MapOptions, MappedPasses
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastpipe._locations import Location
+    from fastpipe.service._server import Server
 
 # Largest number of threads, and of results that wait for the consumer.
 _MOST = 1024
@@ -210,6 +212,17 @@ class Mapped:
     def plan(self) -> Plan:
         """Describes the stages from the dataset to the batches. Reads no data. See `Reader.plan`."""
         return plan_of(self._passes)
+
+    def serve(self, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> Server:
+        """Serves the batches of packs or buckets to clients. See `Reader.serve`.
+
+        Raises:
+            UnsupportedError: If `map` or `filter` created this map. Serve its reader, and map in the client.
+        """
+        require_pyarrow()
+        from fastpipe.service._server import Server
+
+        return Server(self, host=host, port=port, **options)
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""

@@ -145,6 +145,14 @@ class MixedDataset(BaseDataset):
         names = ["weights", "rows", "passes", *(["readers", "digest"] if same else [])]
         return saved | {name: own[name] for name in names} if fits and not joined else saved
 
+    def together(self, ordering: Ordering) -> int:
+        """Returns about how many rows of the mixture take the same units as their neighbors."""
+        windows = [
+            order.shuffle_buffer if member.ordering.shuffle != "sequential" else ordering.batch_size
+            for member, order in zip(self._members, self._orders, strict=True)
+        ]
+        return sum(windows)
+
     def place(self, unit: int, record: int) -> MixtureLocation:
         """Returns the reader from which a row comes, and where that reader's row comes from."""
         number, own = self.handle.mixed_unit(unit)

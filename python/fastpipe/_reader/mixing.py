@@ -111,7 +111,7 @@ def mix(
 
     Returns:
         The mixture. Rows can't be selected from it (`filter`, `split`, `sample`, `take`, `without`), and it can't be
-        partitioned or served: do that with the readers.
+        partitioned: do that with the readers.
 
     Raises:
         SchemaError: If the readers have different features or categories.
@@ -185,7 +185,7 @@ def _unpacked(named: Mapping[str, Any]) -> tuple[dict[str, Reader], Packs | Buck
     Raises:
         ValueError: If only some of the readers are packed, or if they are packed differently.
     """
-    found = {name: groups_of(reader) or (reader, None) for name, reader in named.items()}
+    found = {name: groups_of(reader) for name, reader in named.items()}
     first, *others = found
     packs = found[first][1]
     if different := [other for other in others if found[other][1] != packs]:
@@ -207,7 +207,7 @@ def _named(readers: Any) -> dict[str, Any]:
     else:
         raise TypeError(f"readers must be a dict or a list of readers; got {shown(readers)}")
     for name, reader in named.items():
-        if not isinstance(reader, Reader) and groups_of(reader) is None:
+        if not isinstance(groups_of(reader)[0], Reader):
             hint = ". Call map() on the mixture" if hasattr(reader, "_passes") else ""
             raise TypeError(f"readers must be fastpipe.Reader objects; {name!r} is {shown(reader)}{hint}")
     if not 1 <= len(named) <= _MOST_READERS:

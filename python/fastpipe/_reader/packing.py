@@ -105,9 +105,13 @@ def _mixed(reader: Reader, data: MixedDataset, grouping: Grouping) -> MixedDatas
     return data.with_members([groups(member) for member in data.members], grouping.most_rows or 1)
 
 
-def groups_of(mapped: Any) -> tuple[Reader, Packs | Buckets] | None:
-    """Returns the reader of groups and what a map makes of them, if it was made by `pack` or `bucket`."""
-    if not isinstance(mapped, Mapped):
-        return None
-    function = mapped._passes.options.function.function
-    return (mapped._passes.incoming.origin, function) if isinstance(function, (Packs, Buckets)) else None
+def groups_of(reader: Any) -> tuple[Any, Packs | Buckets | None]:
+    """Returns the reader of groups, and what a map makes of them, if `pack` or `bucket` made the map.
+
+    Otherwise, returns the object itself and None.
+    """
+    if isinstance(reader, Mapped):
+        function = reader._passes.options.function.function
+        if isinstance(function, (Packs, Buckets)):
+            return reader._passes.incoming.origin, function
+    return reader, None

@@ -77,6 +77,11 @@ class Packs(OwnFunction):
             for name, values in ((_SEGMENTS, segments), (_POSITIONS, positions.astype(np.int32)))
         }
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the attributes as JSON-compatible data."""
+        pad = self.pad.item() if isinstance(self.pad, np.generic) else self.pad
+        return {"columns": list(self.columns), "length": self.length, "padded": self.padded, "pad": pad}
+
     def features(self, rows: Features) -> Features | None:
         """Returns the specs of packs, by those of the rows. None if a feature has no spec in packs."""
         places = DenseSpec((self.length,), "int32")
@@ -101,9 +106,29 @@ class Buckets(OwnFunction):
         """Returns the batch without the entries that describe the groups."""
         return {name: value for name, value in batch.items() if name not in GROUPS}
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns an empty dict: there is nothing to choose."""
+        return {}
+
     def features(self, rows: Features) -> Features:
         """Returns the specs of the rows."""
         return rows
+
+
+def from_json(found: Any) -> Packs | Buckets:
+    """Returns the function whose `to_json` is given.
+
+    Raises:
+        KeyError: If an attribute is missing.
+        TypeError: If an attribute has another type.
+    """
+    if found == {}:
+        return Buckets()
+    columns, length, padded, pad = (found[name] for name in ("columns", "length", "padded", "pad"))
+    names = tuple(map(str, columns))
+    if not (names and type(length) is int and type(padded) is bool and isinstance(pad, (int, float))):
+        raise TypeError("packs are described incorrectly")
+    return Packs(names, length, padded, pad)
 
 
 def without_masks(rows: Ragged | Masked) -> Ragged:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fastpipe._arguments import flag, integer, within
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._fastpipe import Order, Pass, PassMemory, Position, ReaderTotals
-from fastpipe._locations import Location, PackLocation
+from fastpipe._locations import Location
 from fastpipe._private_constructor import private_constructor
 from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
@@ -735,11 +735,7 @@ class Reader(Shaping):
             raise IndexError(
                 f"row {slot} does not exist: rows of a batch are counted from 0 to {self._ordering.batch_size - 1}"
             )
-        found = self._order.locate(self._at(epoch), at, slot, self._running.memory_limit)
-        places = tuple(self._data.place(unit, record) for unit, record in found)
-        if not self._order.is_grouped:
-            return places[0]
-        return PackLocation(file=places[0].file, row=places[0].row, rows=places)
+        return self._data.locate(self._order, self._at(epoch), at, slot, self._running.memory_limit)
 
     def _step(self, step: int) -> int:
         at, steps = integer("step", step), self._order.steps

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fastpipe._reader.mapped import Mapped
+from fastpipe._reader.packing import groups_of
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import FastpipeError, ServiceError
 
@@ -104,11 +106,12 @@ def _token(file: Path | None) -> str | None:
     return None if file is None else file.read_text("utf-8").strip()
 
 
-def _readers(config: Path) -> dict[str, Reader]:
+def _readers(config: Path) -> dict[str, Reader | Mapped]:
     """Returns the readers that a file defines as variables. The variable `reader` is the default."""
     if not config.is_file():
         raise FastpipeError(f"the file {str(config)!r}, which should define readers, does not exist")
-    found = {name: value for name, value in runpy.run_path(str(config)).items() if isinstance(value, Reader)}
+    defined = runpy.run_path(str(config))
+    found = {name: value for name, value in defined.items() if isinstance(groups_of(value)[0], Reader)}
     if not found:
         raise FastpipeError(
             f"{str(config)!r} defines no reader: add, for example, reader = fastpipe.read_avro('data/*.avro',"

@@ -21,6 +21,7 @@ from typing import Any, Self
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import ServiceError
@@ -51,7 +52,7 @@ class ServerActor:
         self,
         name: str,
         directory: Any,
-        readers: Reader | Mapping[str, Reader],
+        readers: Reader | Mapped | Mapping[str, Reader | Mapped],
         token: str,
         options: dict[str, Any],
     ) -> None:
@@ -191,7 +192,7 @@ class _Server:
 
 
 def serve(
-    reader: Reader | Mapping[str, Reader],
+    reader: Reader | Mapped | Mapping[str, Reader | Mapped],
     *,
     num_servers: int = 1,
     actor_options: Mapping[str, Any] | None = None,
@@ -244,7 +245,7 @@ class Service:
 
     def __init__(
         self,
-        reader: Reader | Mapping[str, Reader],
+        reader: Reader | Mapped | Mapping[str, Reader | Mapped],
         *,
         num_servers: int,
         actor_options: Mapping[str, Any] | None,
@@ -429,7 +430,7 @@ def _number_of_servers(num_servers: Any) -> int:
     return at_least("num_servers", num_servers, 1)
 
 
-def _check(readers: Reader | Mapping[str, Reader], options: Mapping[str, Any]) -> None:
+def _check(readers: Reader | Mapped | Mapping[str, Reader | Mapped], options: Mapping[str, Any]) -> None:
     """Raises the errors that every server would raise at its start."""
     from fastpipe._arrow.schema import require_pyarrow
 

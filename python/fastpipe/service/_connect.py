@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastpipe._arguments import within
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering
+from fastpipe._reader.packing import yielding
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import ServiceError, UnsupportedError
 from fastpipe.service._settings import Directory, Options
 
 if TYPE_CHECKING:
+    from fastpipe._reader.mapped import Mapped
     from fastpipe.service._connection import Connection
     from fastpipe.service._directory import Servers
     from fastpipe.service._remote_data import Description, RemoteData
@@ -36,7 +38,7 @@ def connect(
     ca: str | Path | None = None,
     certificate: tuple[str | Path, str | Path] | None = None,
     timeout: float = 30.0,
-    fallback: Reader | None = None,
+    fallback: Reader | Mapped | None = None,
 ) -> Reader:
     """Returns a reader whose batches are prepared by servers (`fastpipe serve`, `Reader.serve`; extra `arrow`).
 
@@ -69,14 +71,15 @@ def connect(
             are down. If no server answers, the reader uses the fallback's order, seed and epochs.
 
     Returns:
-        The reader. Its `prefetch` and `memory_limit` apply to this process; the served reader has separate ones.
+        The reader. Its `prefetch` and `memory_limit` apply to this process; the served reader has separate ones. If
+        packs or buckets are served, it is a `Mapped`, as `pack` and `bucket` return it.
 
     Raises:
         ServiceError: If no server answers in time, or the servers don't have the reader.
         ImportError: If pyarrow isn't installed.
         UnsupportedError: If the data, specs or order of the fallback differ from the servers', or the fallback could
             not be served.
-        ValueError: If a value is out of range, or a URL is invalid.
+        ValueError: If a value is out of range, a URL is invalid, or a mixture is served and `seed` is given.
 
     Example:
         >>> import fastpipe
@@ -152,7 +155,9 @@ class Asked:
         made = Reader._of(
             data, ordering=ordering, running=running, progress=self.progress, epochs=self._epochs(description)
         )
-        return made._reported()
+        rows = made._reported()
+        packs: Any = rows if description.groups is None else yielding(rows, description.groups, rows)
+        return packs  # type: ignore[no-any-return]
 
     def check_order(self, served: Description, fallback: Description) -> None:
         """Checks that the fallback's order equals the servers', given the options of this reader.
@@ -186,6 +191,10 @@ class Asked:
             world = within("world_size", self.world_size, 1, LARGEST_WORLD)
             ordering = replace(ordering, rank=within("rank", self.rank, 0, world - 1), world_size=world)
         if self.seed is not None:
+            if ordering.is_mixture:
+                raise ValueError(
+                    "the order of a mixture has the seeds of its readers: pass seed to mix, not to connect"
+                )
             ordering = replace(ordering, seed=within("seed", self.seed, 0, 2**64 - 1), seed_given=True)
         return ordering
 
@@ -201,7 +210,7 @@ def check_timeout(timeout: float) -> float:
     return float(timeout)
 
 
-def _described(servers: Servers, name: str, fallback: Reader | None) -> Description:
+def _described(servers: Servers, name: str, fallback: Reader | Mapped | None) -> Description:
     """Returns a server's description of the reader, or the fallback's if no server is available."""
     from fastpipe.service._asking import NoAnswerError, Question
     from fastpipe.service._remote_data import Description

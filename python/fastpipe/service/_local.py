@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._fastpipe import SharedArena
+from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
@@ -48,7 +49,7 @@ class LocalProcess:
         TypeError: If the reader can't be pickled.
     """
 
-    def __init__(self, reader: Reader, timeout: float) -> None:
+    def __init__(self, reader: Reader | Mapped, timeout: float) -> None:
         prepared, pickled = _pickled(reader)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         by_main_thread = threading.current_thread() is threading.main_thread()
@@ -76,7 +77,7 @@ class LocalProcess:
         """The process ID."""
         return self._process.pid
 
-    def reader(self, asked: Asked, running: PassOptions, timeout: float, fallback: Reader | None) -> Reader:
+    def reader(self, asked: Asked, running: PassOptions, timeout: float, fallback: Reader | Mapped | None) -> Reader:
         """Returns a reader of the server's batches.
 
         Raises:
@@ -185,7 +186,7 @@ class LocalService:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Reader | Mapped,
         *,
         rank: int | None = None,
         world_size: int | None = None,

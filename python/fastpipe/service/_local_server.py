@@ -47,8 +47,7 @@ class _Local:
         request = json.loads(frame.said)
         if request["action"] == "health":
             return b'{"serving": true}'
-        self.served.check(request["data"])
-        return json.dumps(self.served.place(int(request["unit"]), int(request["record"]))).encode()
+        return json.dumps(self.served.locate(request)).encode()
 
     def batches(self, connection: socket.socket, frame: Frame) -> None:
         """Sends the requested batches."""
@@ -56,7 +55,7 @@ class _Local:
         try:
             ticket = Ticket.read(frame.said)
             self.served.check(ticket.data)
-            order = self.served.order(ticket)
+            order = self.served.order(ticket.order)
             batches = self.served.begin(ticket, order, ticket.start, ticket.stop, self.memory)
             try:
                 batches.lend(request)

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from fastpipe import _locations as locations
+from fastpipe._arguments import within
 from fastpipe._arrow.schema import decoded_features
-from fastpipe._fastpipe import BatchFeed, Data, Pass, RemoteDataset
+from fastpipe._fastpipe import BatchFeed, Data, Order, Pass, RemoteDataset
 from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, SourceWording
 from fastpipe._reader.ordering import Ordering
+from fastpipe._reader.packing import groups_of
+from fastpipe._reader.packs import from_json
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderParts, ReaderPasses
 from fastpipe._reader.state import VERSION as STATES
@@ -25,6 +28,7 @@ from fastpipe.service._directory import Servers
 from fastpipe.service._wire import VERSION, check_size, identity, specs_digest
 
 if TYPE_CHECKING:
+    from fastpipe._reader.mapped import Mapped
     from fastpipe._reader.reader import Reader
     from fastpipe.service._connection import Connection
 
@@ -64,7 +68,11 @@ class Description:
                 bound=MappingProxyType({str(work): str(text) for work, text in words["bound"].items()}),
                 other_digest=str(words["other_digest"]),
             )
-            self.uncut = None if found["uncut"] is None else int(found["uncut"])
+            counts = ("uncut", "counted_rows", "together")
+            self.uncut, self.counted_rows, self.together = (
+                None if found[name] is None else within(name, found[name], 0, 2**63 - 1) for name in counts
+            )
+            self.groups = None if found["groups"] is None else from_json(found["groups"])
             self.in_sequence = None if found["in_sequence"] is None else str(found["in_sequence"])
             self.ordering: Ordering = Ordering.read(str(found["order"]), seed_given=found["seed_given"])
             self.epochs = None if found["epochs"] is None else int(found["epochs"])
@@ -84,7 +92,7 @@ class Description:
         return identity(self.fingerprints[STATES], self.specs)
 
     @classmethod
-    def of(cls, name: str, reader: Reader) -> Self:
+    def of(cls, name: str, reader: Reader | Mapped) -> Self:
         """Returns the description that a server would send for a reader of this process.
 
         Raises:
@@ -119,7 +127,7 @@ class RemoteData(BaseDataset):
         description: Description,
         servers: Servers,
         patience: float,
-        fallback: Reader | None,
+        fallback: Reader | Mapped | None,
     ) -> None:
         self._args = name, description, servers, patience, fallback
         self._description = description
@@ -130,12 +138,14 @@ class RemoteData(BaseDataset):
         self.words = description.words
         self._name = name
         self._fallback = None if fallback is None else parts_of(fallback)
-        bringing = _Bringing(name, description.identity, servers, patience, self._fallback)
+        bringing = _Bringing(name, description, servers, patience, self._fallback)
         self.handle: Data = RemoteDataset(
             description.columns,
             description.csr,
             description.rows,
             uncut=description.uncut,
+            counted_rows=description.counted_rows,
+            grouped=description.groups is not None,
             in_sequence=description.in_sequence,
             start=bringing.start,
         )
@@ -150,24 +160,34 @@ class RemoteData(BaseDataset):
         return dict(self._description.fingerprints[version])
 
     def place(self, unit: int, record: int) -> Location:
-        """Returns the origin of a row. A server or the fallback looks it up.
+        """Raises an error: a client has no units."""
+        raise UnsupportedError("only servers know where the rows of a unit come from: call locate() of the reader")
+
+    def locate(self, order: Order, epoch: int, step: int, row: int, memory_limit: int | None) -> Location:
+        """Returns where a row of a batch comes from. A server or the fallback looks it up.
 
         Raises:
+            IndexError: If the row doesn't exist.
+            LimitError: If the order needs more memory than the server or the fallback allows.
             ServiceError: If no server answers in time.
             StateError: If a server has other data.
         """
         servers, fallback = self._servers, self._fallback
-        if fallback is not None and servers.absent:
-            return fallback.data.place(unit, record)
-        request = {"reader": self._name, "data": self._description.identity, "unit": unit, "record": record}
-        question = Question("place", request, _place, servers.options.timeout)
-        try:
-            return question.answer(servers.known, come=servers.changes, why=servers.why)
-        except NoAnswerError as none:
-            if fallback is None:
-                raise none.error from none.error.__cause__
-        servers.absent = True
-        return fallback.data.place(unit, record)
+        if fallback is None or not servers.absent:
+            request: dict[str, Any] = {"reader": self._name, "data": self._description.identity}
+            request |= {"order": order.text, "epoch": epoch, "step": step, "row": row}
+            question = Question("locate", request, _location, servers.options.timeout)
+            try:
+                found = question.answer(servers.known, come=servers.changes, why=servers.why)
+                if isinstance(found, str):
+                    raise IndexError(found)
+                return found
+            except NoAnswerError as none:
+                if fallback is None:
+                    raise none.error from none.error.__cause__
+            servers.absent = True
+        own = Ordering.read(order.text).of(fallback.data.handle)
+        return fallback.data.locate(own, epoch, step, row, memory_limit)
 
     def column_times(self) -> tuple[float, list[tuple[str, float]]]:
         """Returns zero and no columns, since this process decodes nothing."""
@@ -180,15 +200,16 @@ class RemoteData(BaseDataset):
         return f"{self._description.text} at {self._servers}"
 
 
-def _place(told: list[bytes], connection: Connection) -> Location:
-    """Parses the origin of a row that a server has sent.
+def _location(told: list[bytes], connection: Connection) -> Location | str:
+    """Parses the location of a row that a server has sent, or the reason why there is no such row.
 
     Raises:
         ServiceError: If it is invalid.
     """
     try:
-        return locations.from_json(json.loads(told[0]))
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+        found = json.loads(told[0])
+        return str(found["missing"]) if "missing" in found else locations.from_json(found)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise ServiceError(f"{connection.url} sent a location that can't be read: {error!r:.200}") from error
 
 
@@ -201,12 +222,12 @@ class _Bringing:
     def __init__(
         self,
         name: str,
-        data: dict[str, Any],
+        description: Description,
         servers: Servers,
         patience: float,
         fallback: ReaderParts | None,
     ) -> None:
-        self._name, self._data = name, data
+        self._name, self._data, self._together = name, description.identity, description.together
         self._servers, self._patience = servers, patience
         self._fallback = fallback
 
@@ -214,10 +235,9 @@ class _Bringing:
         """Starts receiving the batches of a pass."""
         servers, here, ordering = self._servers, self._fallback, Ordering.read(order)
         check_size(ordering)
-        if ordering.shuffle == "sequential":
-            group = 1
-        else:
-            group = max(1, (ordering.shuffle_buffer or 0) // ordering.batch_size // ordering.world_size)
+        rows = 0 if ordering.shuffle == "sequential" else ordering.shuffle_buffer or 0
+        rows = rows if self._together is None else self._together
+        group = max(1, rows // ordering.batch_size // ordering.world_size)
 
         def make(epoch: int, resumed: bool, start: int, stop: int) -> Pass:
             assert here is not None
@@ -239,19 +259,19 @@ class _Bringing:
         )
 
 
-def parts_of(reader: Reader) -> ReaderParts:
-    """Returns the parts of a reader.
+def parts_of(reader: Reader | Mapped) -> ReaderParts:
+    """Returns the parts of a reader, or of the reader of groups from which packs are made.
 
     Raises:
         TypeError: If the reader doesn't read a dataset itself.
     """
-    passes = passes_of(reader)
+    passes = passes_of(groups_of(reader)[0])
     if not isinstance(passes, ReaderPasses):
         raise TypeError(f"fallback must be a fastpipe.Reader; got {type(reader).__name__}")
     return passes.parts
 
 
-def check_fallback(fallback: Reader, description: Description) -> None:
+def check_fallback(fallback: Reader | Mapped, description: Description) -> None:
     """Checks that a fallback reads the servers' data with the same specs.
 
     Raises:
@@ -262,7 +282,7 @@ def check_fallback(fallback: Reader, description: Description) -> None:
         raise UnsupportedError(
             "the fallback reads other data than the servers: pass a reader of the same files with the same specs"
         )
-    if specs_digest(data) != description.specs:
+    if specs_digest(data, groups_of(fallback)[1]) != description.specs:
         raise UnsupportedError(
             "the fallback reads the data with other specs than the servers: create it with the features, vocabularies"
             " and other arguments of the served reader"

@@ -7,22 +7,29 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _locations as locations
+from fastpipe._arguments import within
 from fastpipe._arrow.schema import encoded_features
 from fastpipe._fastpipe import Order, Pass, PassMemory, SharedSlabs
+from fastpipe._reader.mixed_data import MixedDataset
 from fastpipe._reader.ordering import Ordering
+from fastpipe._reader.packing import groups_of
 from fastpipe._reader.passes import Passes, passes_of
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.rebatch import Rebatcher
+from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import LimitError, StateError, UnsupportedError
 from fastpipe.service._wire import VERSION, Ticket, check_size, identity, specs_digest
+
+if TYPE_CHECKING:
+    from fastpipe._reader.mapped import Mapped
 
 # Maximum number of cached orders. An order may take memory for each unit of the dataset.
 _MOST_ORDERS = 16
@@ -94,31 +101,30 @@ class Served:
 
     Raises:
         LimitError: If a pass in the reader's own order doesn't fit its share of the memory.
-        TypeError: If it isn't a `Reader`.
+        TypeError: If it isn't a `Reader`, or packs or buckets of one.
         UnsupportedError: If its batches can't be requested by step.
     """
 
-    def __init__(self, name: str, reader: Reader, shares: Shares | None = None) -> None:
-        passes = getattr(reader, "_passes", None)
+    def __init__(self, name: str, reader: Reader | Mapped, shares: Shares | None = None) -> None:
+        # Clients make packs of the rows in groups.
+        rows, self._groups = groups_of(reader)
+        passes = getattr(rows, "_passes", None)
         if not isinstance(passes, ReaderPasses):
             if not isinstance(reader, (Passes, Rebatcher)):
                 passes_of(reader)
             raise UnsupportedError(
-                f"{reader!r} can't be served: only a reader of a dataset can. Serve the reader that it wraps, and"
-                " change the batches in the client: fastpipe.connect(...).map(...) or .rebatch(...)"
+                f"{reader!r} can't be served: only a reader of a dataset, a mixture, or packs and buckets of them can."
+                " Serve the reader that it wraps, and change the batches in the client: fastpipe.connect(...).map(...)"
+                " or .rebatch(...)"
             )
         parts = passes.parts
-        if parts.data.handle.rows_in_sequence is not None:
-            raise UnsupportedError("take() of rows in a sequence can't be served: take them in ascending order")
-        if parts.ordering.is_mixture:
-            raise UnsupportedError("a mixture can't be served: mix the readers in the program that uses the batches")
         check_size(parts.ordering)
         self.name = name
         self._parts = parts
         self._data = parts.data
         self._orders: OrderedDict[Ordering, Order] = OrderedDict()
         self._lock = threading.Lock()
-        self._specs = specs_digest(self._data)
+        self._specs = specs_digest(self._data, self._groups)
         self._identity = identity(self._data.fingerprint(), self._specs)
         own = parts.running.memory_limit
         self._shared = shares is not None
@@ -144,6 +150,7 @@ class Served:
         """Returns the description that clients receive first, in types of JSON. File names have no folders."""
         parts, data = self._parts, self._data
         words = data.words
+        planned_here = parts.ordering.is_mixture or data.handle.rows_in_sequence is not None
         return {
             "version": VERSION,
             "reader": self.name,
@@ -160,6 +167,9 @@ class Served:
                 "bound": dict(words.bound),
                 "other_digest": words.other_digest,
             },
+            "counted_rows": parts.order.num_rows if planned_here else None,
+            "groups": None if self._groups is None else self._groups.to_json(),
+            "together": data.together(parts.ordering) if isinstance(data, MixedDataset) else None,
             "uncut": data.handle.uncut,
             "in_sequence": data.handle.in_sequence(),
             "order": parts.ordering.with_buffer(parts.order.shuffle_buffer).text(),
@@ -169,12 +179,26 @@ class Served:
         }
 
     def unit_rows(self) -> npt.NDArray[np.uint32]:
-        """Returns the number of rows of each unit, uint32 `[units]`."""
-        return self._data.handle.unit_rows()
+        """Returns the number of rows of each unit of the order, uint32 `[units]`. A mixture needs none."""
+        return np.zeros(0, np.uint32) if self._parts.ordering.is_mixture else self._data.handle.order_units()
 
-    def place(self, unit: int, record: int) -> dict[str, Any]:
-        """Returns the location of a row as JSON-compatible data."""
-        return locations.to_json(self._data.place(unit, record))
+    def locate(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the location of a row as JSON-compatible data, or the reason why there is no such row.
+
+        Args:
+            request: Identity of the dataset, order, epoch, step and row, as a client has sent them.
+
+        Raises:
+            StateError: If the client has another dataset.
+            ValueError: If the request is invalid.
+        """
+        self.check(dict(request["data"]))
+        order = self.order(Ordering.read(str(request["order"])))
+        epoch, step, row = (within(name, request[name], 0, LARGEST_EPOCH) for name in ("epoch", "step", "row"))
+        try:
+            return locations.to_json(self._data.locate(order, epoch, step, row, self.limit))
+        except IndexError as error:
+            return {"missing": str(error)}
 
     def check(self, data: Mapping[str, Any]) -> None:
         """Checks that a request is for this dataset, read with the same specs.
@@ -205,14 +229,13 @@ class Served:
             f"this server has other data: {'; '.join(differing) or self._data.words.other_digest}; connect again"
         )
 
-    def order(self, ticket: Ticket) -> Order:
-        """Returns the order that a ticket requests.
+    def order(self, key: Ordering) -> Order:
+        """Returns the order that a client requests.
 
         Raises:
             ValueError: If the order is invalid.
             FastpipeError: If the order can't be created.
         """
-        key = ticket.order
         with self._lock:
             found = self._orders.get(key)
             if found is None:

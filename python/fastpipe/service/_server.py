@@ -23,10 +23,10 @@ from fastpipe.service._settings import checked_token
 from fastpipe.service._wire import LARGEST_TICKET, DamagedError, Ticket, error_bytes, summed, unsealed
 
 if TYPE_CHECKING:
+    from fastpipe._reader.mapped import Mapped
     from fastpipe.service._metrics_http import MetricsEndpoint
 
 LOOPBACK = "127.0.0.1"
-_LARGEST_REQUEST = 1 << 16
 # Bytes that Flight adds to a ticket.
 _AROUND = 16
 # Maximum bytes of tickets in progress. Most tickets have less than 1 KiB.
@@ -88,7 +88,7 @@ class _Decisions:
             request.asks(ticket)
             served = self._find(ticket.reader)
             served.check(ticket.data)
-            order = served.order(ticket)
+            order = served.order(ticket.order)
         except DamagedError as error:
             raise ConnectionError(str(error)) from None
         except Exception as error:  # The client receives any error, and the server continues.
@@ -126,16 +126,15 @@ class _Decisions:
             raise ValueError(f"the request can't be read: {error!r:.300}") from None
 
     def _acted(self, action: str, body: bytes) -> list[bytes]:
-        if action not in ("describe", "place"):
-            raise ValueError(f"an action must be describe, place, health or metrics; got {action!r:.100}")
-        if len(body) > _LARGEST_REQUEST:
-            raise ValueError(f"a request must have at most {_LARGEST_REQUEST} bytes; got {len(body)}")
+        if action not in ("describe", "locate"):
+            raise ValueError(f"an action must be describe, locate, health or metrics; got {action!r:.100}")
+        if len(body) > LARGEST_TICKET:
+            raise ValueError(f"a request must have at most {LARGEST_TICKET} bytes; got {len(body)}")
         request = unsealed(body)
         served = self._find(str(request["reader"]))
         if action == "describe":
             return [json.dumps(served.description()).encode(), served.unit_rows().tobytes()]
-        served.check(dict(request["data"]))
-        return [json.dumps(served.place(int(request["unit"]), int(request["record"]))).encode()]
+        return [json.dumps(served.locate(request)).encode()]
 
     def _find(self, name: str) -> Served:
         found = self._served.get(name)
@@ -162,8 +161,9 @@ class Server:
     that request the same steps at about the same time share the decoding.
 
     Args:
-        readers: A reader, or a dict from name to reader. A single reader is named `"default"`. The readers' arguments
-            are the defaults of clients. `num_threads`, `prefetch` and `memory_limit` apply to each pass.
+        readers: A reader, a mixture, packs or buckets; or a dict from name to these. A single one is named `"default"`.
+            The arguments of the readers are the defaults of clients. `num_threads`, `prefetch` and `memory_limit` apply
+            to each pass.
         host: Address to listen on. By default, only processes of this machine can connect.
         port: Port to listen on; 0 for any free port, see `port`. Defaults to 0.
         token: Token that clients must send; None admits any client that can connect.
@@ -203,7 +203,7 @@ class Server:
 
     def __init__(
         self,
-        readers: Reader | Mapping[str, Reader],
+        readers: Reader | Mapped | Mapping[str, Reader | Mapped],
         *,
         host: str = LOOPBACK,
         port: int = 0,

@@ -21,6 +21,7 @@ from fastpipe._arguments import within
 from fastpipe._arrow.schema import encoded_features
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.ordering import Ordering, digest
+from fastpipe._reader.packs import Buckets, Packs
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe.errors import (
     FastpipeError,
@@ -31,7 +32,7 @@ from fastpipe.errors import (
     UnsupportedError,
 )
 
-VERSION = 3
+VERSION = 4
 LARGEST_TICKET = 1 << 20
 """Bytes. Enough for the progress of an epoch that many ranks have shared."""
 
@@ -234,20 +235,23 @@ def as_error(metadata: bytes, server: str) -> FastpipeError | None:
     return ServiceError(f"{server}: {message}")
 
 
-def specs_digest(data: Dataset) -> str:
-    """Returns a digest of how a dataset is read. It differs between servers of a dataset that would send other values.
+def specs_digest(data: Dataset, groups: Packs | Buckets | None = None) -> str:
+    """Returns a digest of how a dataset is read, and of what is made of groups of its rows.
 
-    It covers everything that determines the values of a batch except the contents of the files and the order: names and
-    sequence of the features, their specs, the categories of codes, vocabularies and hashes, and how the source decodes
-    values. The digest is computed from JSON, so it is the same in every process and on every machine.
+    It differs between servers of a dataset that would send other values. It covers everything that determines the
+    values of a batch except the contents of the files and the order: names and sequence of the features, their specs,
+    the categories of codes, vocabularies and hashes, and how the source decodes values. The digest is computed from
+    JSON, so it is the same in every process and on every machine.
     """
-    told = {
+    told: dict[str, Any] = {
         "features": encoded_features(data.features),
         "categories": {name: list(texts) for name, texts in data.categories.items()},
         # The files' schemas also determine whether there are masks.
         "columns": data.handle.columns_text(),
         "interpretation": dict(data.interpretation),
     }
+    if groups is not None:
+        told["groups"] = groups.to_json()
     return digest(json.dumps(told, sort_keys=True).encode())
 
 

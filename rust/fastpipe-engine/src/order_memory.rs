@@ -116,6 +116,7 @@ pub fn unplanned(error: PlanError) -> Error {
             Error::out_of_memory(bytes, "the order of the rows; a smaller shuffle_buffer needs less")
         }
         PlanError::Interrupted => Error::new(ErrorKind::Closed, "the pass was closed"),
+        PlanError::Elsewhere => Error::new(ErrorKind::Unsupported, "only the servers know the rows of a batch"),
     }
 }
 

@@ -20,6 +20,8 @@ pub enum PlanError {
     },
     /// The caller asked to stop.
     Interrupted,
+    /// Another process plans the batches of this order.
+    Elsewhere,
 }
 
 impl fmt::Display for PlanError {
@@ -27,6 +29,7 @@ impl fmt::Display for PlanError {
         match self {
             PlanError::OutOfMemory { bytes } => write!(f, "could not allocate {bytes} bytes for the order of the rows"),
             PlanError::Interrupted => f.write_str("planning was interrupted"),
+            PlanError::Elsewhere => f.write_str("another process plans the batches of this order"),
         }
     }
 }

@@ -65,6 +65,7 @@
 
 mod assignment;
 mod composed;
+mod counted;
 mod cursor;
 mod failure;
 mod fisher_yates;

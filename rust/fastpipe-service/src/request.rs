@@ -85,6 +85,8 @@ pub struct Inbox {
     pub slabs: Arc<SlabPool>,
     /// Maximum number of rows in a batch.
     pub most_rows: usize,
+    /// Whether rows of the order are groups of rows.
+    pub grouped: bool,
     /// Maximum number of bytes in a batch.
     pub most_bytes: usize,
 }
@@ -104,7 +106,7 @@ impl Inbox {
 
     /// Checks and delivers a batch that a server has sent.
     pub(crate) fn put(&self, number: u64, batch: Batch) -> Result<()> {
-        check(&self.source.facts().columns, &batch, self.most_rows)?;
+        check(&self.source.facts().columns, &batch, self.most_rows, self.grouped)?;
         self.feed.put(number, Box::new(batch));
         Ok(())
     }

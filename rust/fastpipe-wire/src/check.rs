@@ -9,20 +9,23 @@ use fastpipe_batch::{
     ALIGNMENT, BufferRange, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Part, PartKind, Result, SparseForm,
     SparseLayout,
 };
-use fastpipe_engine::Batch;
+use fastpipe_engine::{Batch, BatchInfo};
+use fastpipe_order::Groups;
 
-/// Checks that a batch has these columns and at most this many rows.
+/// Checks that a batch has these columns, and at most this many rows or, with `grouped`, groups of rows.
 ///
 /// # Errors
 /// [`ErrorKind::Malformed`], with the feature, if the batch is invalid.
-pub fn check(columns: &[ColumnSpec], batch: &Batch, most_rows: usize) -> Result<()> {
+pub fn check(columns: &[ColumnSpec], batch: &Batch, most_rows: usize, grouped: bool) -> Result<()> {
     let info = &batch.info;
-    if info.rows > most_rows || info.valid > info.rows {
+    let rows = if grouped { info.groups.sizes.len() } else { info.rows };
+    if rows > most_rows || info.valid > rows {
         return Err(malformed(&format!(
-            "it has {} rows, {} of them valid, but may have at most {most_rows}",
-            info.rows, info.valid
+            "it has {rows} rows, {} of them valid, but may have at most {most_rows}",
+            info.valid
         )));
     }
+    check_groups(info, grouped)?;
     let counted = info.keys.is_empty() || info.keys.len() == columns.len();
     if !counted || info.keys.iter().any(|keys| keys.dropped > keys.read) {
         return Err(malformed("its counts of keys don't fit its columns"));
@@ -45,6 +48,16 @@ pub fn check(columns: &[ColumnSpec], batch: &Batch, most_rows: usize) -> Result<
     match (checker.parts.next(), dense_shapes.next()) {
         (None, None) => Ok(()),
         _ => Err(malformed("it has more parts than its columns")),
+    }
+}
+
+fn check_groups(info: &BatchInfo, grouped: bool) -> Result<()> {
+    let Groups { sizes, starts } = &info.groups;
+    let rows = sizes.iter().map(|&size| u64::from(size)).sum::<u64>();
+    let expected = if grouped { info.rows } else { 0 };
+    match rows == expected as u64 && starts.len() == expected && (grouped || sizes.is_empty()) {
+        true => Ok(()),
+        false => Err(malformed("its groups don't have its rows")),
     }
 }
 
@@ -175,10 +188,8 @@ fn check_text(bytes: &[u8], offsets: &[[u8; 8]]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use fastpipe_batch::{NestedForm, SlabPool};
-    use fastpipe_engine::BatchInfo;
-
     use super::*;
+    use fastpipe_batch::{NestedForm, SlabPool};
 
     /// Checks a batch with one column and 2 rows, whose parts contain these bytes.
     fn found(form: &Form, parts: &[&[u8]], dense_shapes: &[&[i64]]) -> Result<()> {
@@ -206,7 +217,43 @@ mod tests {
             parts: stretches,
             dense_shapes: dense_shapes.iter().map(|shape| shape.to_vec()).collect(),
         };
-        check(&columns, &batch, 2)
+        check(&columns, &batch, 2, false)
+    }
+
+    #[test]
+    fn the_rows_of_a_batch_are_those_of_its_groups() {
+        let found = |sizes: &[u32], starts: usize, most_groups, grouped| {
+            let groups = Groups {
+                sizes: sizes.to_vec(),
+                starts: vec![0; starts],
+            };
+            let info = BatchInfo {
+                rows: 3,
+                valid: sizes.len(),
+                groups,
+                ..BatchInfo::default()
+            };
+            let batch = Batch {
+                info,
+                slabs: Vec::new(),
+                parts: Vec::new(),
+                dense_shapes: Vec::new(),
+            };
+            check(&[], &batch, most_groups, grouped).is_ok()
+        };
+        assert!(found(&[1, 2], 3, 2, true) && found(&[], 0, 3, false));
+        for (sizes, starts, most_groups, grouped) in [
+            (&[1u32, 2][..], 3, 1, true),
+            (&[1, 1], 3, 2, true),
+            (&[u32::MAX, 4], 3, 2, true),
+            (&[1, 2], 2, 2, true),
+            (&[], 0, 2, true),
+            (&[1, 2], 3, 3, false),
+            (&[], 3, 3, false),
+            (&[], 0, 2, false),
+        ] {
+            assert!(!found(sizes, starts, most_groups, grouped), "{sizes:?}");
+        }
     }
 
     fn numbers(numbers: &[i64]) -> Vec<u8> {

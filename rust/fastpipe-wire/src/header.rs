@@ -10,7 +10,7 @@ use fastpipe_order::{Groups, PartialChunk, Place, Remaining, State};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-const MARK: [u8; 4] = *b"fpb3";
+const MARK: [u8; 4] = *b"fpb4";
 
 /// The total size of the mark and the checksum in bytes.
 const FRONT: usize = 12;
@@ -42,6 +42,8 @@ struct Written {
     valid: u64,
     after: WrittenState,
     keys: Vec<(u64, u64)>,
+    sizes: Vec<u32>,
+    starts: Vec<u32>,
     lens: Vec<u64>,
     sums: Vec<u64>,
     parts: Vec<(u32, u64, u64)>,
@@ -138,8 +140,7 @@ impl Header {
             valid,
             keys,
             after,
-            // No server has an order of groups.
-            groups: _,
+            groups,
         } = &self.info;
         let written = Written {
             epoch: *epoch,
@@ -149,6 +150,8 @@ impl Header {
             valid: *valid as u64,
             after: after.into(),
             keys: keys.iter().map(|keys| (keys.read, keys.dropped)).collect(),
+            sizes: groups.sizes.clone(),
+            starts: groups.starts.clone(),
             lens: self.lens.iter().map(|&len| len as u64).collect(),
             sums: self.sums.clone(),
             parts: self
@@ -218,7 +221,10 @@ impl Header {
                 batch: written.batch,
                 rows: number(written.rows)?,
                 valid: number(written.valid)?,
-                groups: Groups::default(),
+                groups: Groups {
+                    sizes: written.sizes,
+                    starts: written.starts,
+                },
                 keys: written
                     .keys
                     .into_iter()
@@ -280,6 +286,7 @@ mod tests {
             lens in vec(0usize..1 << 40, 0..5), sums in any::<Option<u64>>(),
             parts in vec((any::<usize>(), any::<usize>(), any::<usize>()), 0..9),
             dense_shapes in vec(vec(any::<i64>(), 0..3), 0..3), keys in vec(any::<(u64, u64)>(), 0..3),
+            sizes in vec(any::<u32>(), 0..4), starts in vec(any::<u32>(), 0..4),
         ) -> Header {
             let part = |(slab, offset, len): (usize, usize, usize)| {
                 let slab = slab % lens.len();
@@ -289,7 +296,7 @@ mod tests {
             Header {
                 info: BatchInfo {
                     epoch: places[0], step: places[1], batch: places[2], rows: numbers[0] as usize,
-                    valid: numbers[1] as usize, after, groups: Groups::default(),
+                    valid: numbers[1] as usize, after, groups: Groups { sizes, starts },
                     keys: keys.into_iter().map(|(read, dropped)| KeyCount { read, dropped }).collect(),
                 },
                 parts: if lens.is_empty() { Vec::new() } else { parts.into_iter().map(part).collect() },

@@ -26,7 +26,13 @@ pub(crate) struct BatchFeed {
 }
 
 impl BatchFeed {
-    pub(crate) fn new(request: Request, source: Arc<dyn Source>, memory: &Memory, most_rows: u32) -> Self {
+    pub(crate) fn new(
+        request: Request,
+        source: Arc<dyn Source>,
+        memory: &Memory,
+        most_rows: u32,
+        grouped: bool,
+    ) -> Self {
         memory.keep_batches(KEPT);
         let feed = Arc::new(Feed::default());
         if let Some(total) = request.total {
@@ -40,6 +46,7 @@ impl BatchFeed {
             source,
             slabs: memory.slabs().clone(),
             most_rows: most_rows as usize,
+            grouped,
             most_bytes,
         };
         BatchFeed {

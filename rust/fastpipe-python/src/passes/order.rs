@@ -48,16 +48,18 @@ impl Order {
             // Groups take rows of several units, in any sequence.
             data.get().source().check_random().py(py)?;
         }
-        if mixture.is_some() != (settings.kind == Kind::Mixture) {
+        let counted_rows = data.get().produced().and_then(|remote| remote.counted_rows);
+        if mixture.is_some() != (settings.kind == Kind::Mixture) && counted_rows.is_none() {
             let reason = "a mixture has the order of its readers: choose the order of these, and mix them again";
             return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
         }
         let order = py
-            .detach(|| match (mixture, packing, sequence) {
-                (Some(mixture), _, _) => fastpipe_order::Order::of_mixture(&units, settings, mixture),
-                (_, Some(packing), _) => fastpipe_order::Order::of_packing(packing, settings),
-                (_, _, Some(rows)) => fastpipe_order::Order::of_rows(&units, settings, rows.clone()),
-                (None, None, None) => fastpipe_order::Order::new(&units, settings),
+            .detach(|| match (mixture, counted_rows, packing, sequence) {
+                (Some(mixture), ..) => fastpipe_order::Order::of_mixture(&units, settings, mixture),
+                (_, Some(rows), ..) => fastpipe_order::Order::of_count(&units, settings, rows),
+                (_, _, Some(packing), _) => fastpipe_order::Order::of_packing(packing, settings),
+                (_, _, _, Some(rows)) => fastpipe_order::Order::of_rows(&units, settings, rows.clone()),
+                _ => fastpipe_order::Order::new(&units, settings),
             })
             .map_err(unplanned)
             .py(py)?;
@@ -80,6 +82,12 @@ impl Order {
             order: Arc::new(order),
             lookup: Mutex::default(),
         })
+    }
+
+    /// The settings of the order as JSON, like those it was created with.
+    #[getter]
+    fn text(&self) -> String {
+        self.order.settings().to_json()
     }
 
     /// The size of a window, pool, buffer or sample, in rows.
@@ -340,12 +348,12 @@ impl Order {
         };
         let totals = options.totals.as_ref().map(|totals| totals.get().counted.clone());
         let (begun, options) = (data.begin(py, csr)?, options.engine);
-        let batches: Box<dyn BatchSource> = match data.bringer() {
+        let batches: Box<dyn BatchSource> = match data.produced() {
             None => {
                 let start = || Stream::start(begun.source.clone(), cursor, options, memory.clone());
                 Box::new(py.detach(start).py(py)?)
             }
-            Some(bringer) => {
+            Some(remote) => {
                 let plain = cursor.is_plain();
                 let progress = match plain {
                     true => None,
@@ -364,9 +372,10 @@ impl Order {
                     ticket: String::new(),
                     progress: None,
                 };
-                let feed = BatchFeed::new(request, begun.source.clone(), &memory, settings.batch_size);
+                let (source, most_rows) = (begun.source.clone(), settings.batch_size);
+                let feed = BatchFeed::new(request, source, &memory, most_rows, remote.grouped);
                 let batches = Box::new(RemoteBatches(feed.feed().clone()));
-                bringer.call1(py, (feed, settings.to_json(), progress, csr))?;
+                remote.start.call1(py, (feed, settings.to_json(), progress, csr))?;
                 batches
             }
         };

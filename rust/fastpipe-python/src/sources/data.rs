@@ -24,8 +24,8 @@ pub(crate) struct Data {
     source: Arc<dyn Source>,
     /// Creates the source of a pass, if each pass has its own.
     begin: Option<Begin>,
-    /// Starts to receive the batches of a pass, if servers produce them.
-    remote: Option<Py<PyAny>>,
+    /// Set if servers produce the batches.
+    remote: Option<Remote>,
     /// The number of units before large units were split, or `None` if none was.
     uncut: Option<u64>,
     /// The rows of another dataset that this one consists of, or `None` if it is not a selection.
@@ -40,6 +40,16 @@ pub(crate) struct Data {
     /// Shared by all passes. Only locked while holding the GIL, so that no other thread can hold it when a process
     /// forks.
     memory: Mutex<Option<Arc<Memory>>>,
+}
+
+/// A dataset whose batches servers produce.
+pub(crate) struct Remote {
+    /// Starts to receive the batches of a pass.
+    pub(crate) start: Py<PyAny>,
+    /// The number of rows in an epoch, if only servers can plan its batches.
+    pub(crate) counted_rows: Option<u64>,
+    /// Whether rows of orders are groups of rows.
+    pub(crate) grouped: bool,
 }
 
 /// The parts of a mixture.
@@ -77,10 +87,10 @@ impl Data {
         }
     }
 
-    /// Creates a dataset whose batches servers produce. `start` starts to receive the batches of a pass.
-    pub(crate) fn remote(source: Arc<dyn Source>, uncut: Option<u64>, start: Py<PyAny>) -> Self {
+    /// Creates a dataset whose batches servers produce.
+    pub(crate) fn remote(source: Arc<dyn Source>, uncut: Option<u64>, remote: Remote) -> Self {
         Data {
-            remote: Some(start),
+            remote: Some(remote),
             uncut,
             ..Data::new(source)
         }
@@ -127,8 +137,8 @@ impl Data {
         self.begin.is_some()
     }
 
-    /// Returns the function that starts to receive the batches of a pass, if servers produce them.
-    pub(crate) fn bringer(&self) -> Option<&Py<PyAny>> {
+    /// Returns how servers produce the batches, if they do.
+    pub(crate) fn produced(&self) -> Option<&Remote> {
         self.remote.as_ref()
     }
 
@@ -430,6 +440,13 @@ impl Data {
     /// Returns the number of rows that an epoch of a mixture has from each reader.
     fn mixed_rows(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         self.mixed().py(py)?.mixture.counts().map_err(unplanned).py(py)
+    }
+
+    /// Returns the number of rows of each unit of an order. These are groups if rows are grouped.
+    fn order_units<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u32>>> {
+        let units = self.units().py(py)?;
+        let rows = (0..units.len()).map(|unit| units.rows(unit));
+        array(py, try_collect(rows, "the rows of each unit").py(py)?)
     }
 
     /// Returns the number of rows of each unit.
