@@ -375,7 +375,6 @@ def test_what_is_not_supported_says_what_to_do() -> None:
         lambda: mixed.take([1]),
         lambda: mixed.partition(2),
         mixed.cache,
-        lambda: mixed.serve(),
         lambda: mixed.shuffle_report(),
     ):
         with pytest.raises(fastpipe.errors.UnsupportedError, match="readers"):

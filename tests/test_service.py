@@ -268,14 +268,12 @@ def test_arrow_and_pickles() -> None:
         assert pa.table(remote).equals(pa.table(read(seed=9, epochs=3)))
 
 
-def test_samples_are_served_and_rows_in_a_sequence_are_not() -> None:
+def test_samples_are_served() -> None:
     plain = read(shuffle=False)
     with plain.sample(300, seed=5, replace=True).serve() as server:
         remote = fastpipe.connect(server.url)
         assert ids(remote) == ids(plain.sample(300, seed=5, replace=True))
         assert remote.locate(0, 3) == plain.sample(300, seed=5, replace=True).locate(0, 3)
-    with pytest.raises(fastpipe.errors.UnsupportedError, match="take them in ascending order"):
-        plain.take([1, 0]).serve()
     with plain.serve() as server:
         remote = fastpipe.connect(server.url)
         for options in ({"replace": False}, {"replace": True}):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastpipe._locations import Location
+    from fastpipe.leases import LeaseWorker
     from fastpipe.service._server import Server
 
 # Largest number of threads, and of results that wait for the consumer.
@@ -212,6 +213,38 @@ class Mapped:
     def plan(self) -> Plan:
         """Describes the stages from the dataset to the batches. Reads no data. See `Reader.plan`."""
         return plan_of(self._passes)
+
+    def lease(
+        self,
+        url: str,
+        *,
+        worker_name: str | None = None,
+        job: str = "default",
+        stretch: int | None = None,
+        ttl: float = 30.0,
+        prefetch: int = 1,
+        barrier: bool = True,
+        copies: bool = True,
+        patience: float = 600.0,
+    ) -> LeaseWorker:
+        """Joins a job whose workers share the results through leases. See `Reader.lease`.
+
+        The ledger doesn't know the function, so all workers must have the same.
+        """
+        from fastpipe.leases._ledger import lease
+
+        return lease(
+            self,
+            url,
+            worker_name=worker_name,
+            job=job,
+            stretch=stretch,
+            ttl=ttl,
+            prefetch=prefetch,
+            barrier=barrier,
+            copies=copies,
+            patience=patience,
+        )
 
     def serve(self, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> Server:
         """Serves the batches of packs or buckets to clients. See `Reader.serve`.

@@ -407,7 +407,9 @@ class LeaseWorker:
             self._upcoming = None
 
 
-def _rows_of(batch: dict[str, Any]) -> int:
-    for column in batch.values():
-        return len(column)
+def _rows_of(batch: Any) -> int:
+    """Returns the number of rows of a batch, or 0 for the result of a map that isn't a dict."""
+    if isinstance(batch, dict):
+        for column in batch.values():
+            return len(column)
     return 0

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fastpipe.service._metrics_http import MetricsEndpoint
 
 LOOPBACK = "127.0.0.1"
+# Bytes. An order has half of a ticket at most.
+_LARGEST_REQUEST = LARGEST_TICKET // 2 + (1 << 16)
 # Bytes that Flight adds to a ticket.
 _AROUND = 16
 # Maximum bytes of tickets in progress. Most tickets have less than 1 KiB.
@@ -128,8 +130,8 @@ class _Decisions:
     def _acted(self, action: str, body: bytes) -> list[bytes]:
         if action not in ("describe", "locate"):
             raise ValueError(f"an action must be describe, locate, health or metrics; got {action!r:.100}")
-        if len(body) > LARGEST_TICKET:
-            raise ValueError(f"a request must have at most {LARGEST_TICKET} bytes; got {len(body)}")
+        if len(body) > _LARGEST_REQUEST:
+            raise ValueError(f"a request must have at most {_LARGEST_REQUEST} bytes; got {len(body)}")
         request = unsealed(body)
         served = self._find(str(request["reader"]))
         if action == "describe":
