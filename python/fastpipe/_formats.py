@@ -54,6 +54,9 @@ class FileFormat(NamedTuple):
 
     def read(self, files: Sequence[File], **options: Any) -> Reader:
         """Returns a reader of such files."""
+        if self.function in (read_parquet, read_arrow):
+            # pyarrow opens URLs itself.
+            files = [str(file) if isinstance(file, RemoteFile) else file for file in files]
         return self.function(files, **{**self.options, **options})
 
 

@@ -130,11 +130,12 @@ def lowered(files: Iterable[File], index_cache: IndexCache = None) -> LoweredFil
         files: The paths of the files, their contents in memory, or remote files.
         index_cache: A directory of block indexes, True for the user's cache directory, or None for no cache.
     """
-    places = [(str(file), _elsewhere(file)) for file in files]
+    places = [(str(file), elsewhere(file)) for file in files]
     return places, cache_directory(index_cache)
 
 
-def _elsewhere(file: File) -> Elsewhere:
+def elsewhere(file: File) -> Elsewhere:
+    """Returns a file that isn't on a local disk as an argument of the extension module. None for a path."""
     if isinstance(file, Contents):
         return file.place
     return file if isinstance(file, RemoteFile) else None

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._fastpipe import ContainerFile
-from fastpipe._files._in_memory_files import Contents, ReadableFile, one
+from fastpipe._fastpipe import ContainerFile, RemoteFile
+from fastpipe._files._in_memory_files import File, ReadableFile, elsewhere, one
+from fastpipe._files._remote_files import StorageOptions, is_remote, lowered_options
 from fastpipe.errors import LimitError, in_file
 
 _BLOCK = np.dtype([("offset", np.int64), ("size", np.int64), ("rows", np.int64)])
@@ -21,10 +22,12 @@ class AvroFile:
     """Describes one container file without reading its data.
 
     Args:
-        path: The path of the file, its bytes, or a binary file object, which is read to its end.
+        path: The path or URL of the file, its bytes, or a binary file object, which is read to its end.
+        storage_options: How to reach the storage of a URL, in the words of fsspec or polars: names of options and their
+            values. See `read_avro`. Defaults to None.
 
     Raises:
-        TypeError: If `path` has another type.
+        TypeError: If an argument has another type.
         MissingFileError: If the file does not exist.
         MalformedFileError: If the file isn't an Avro container file, or its header is damaged.
         SchemaError: If the schema can't be parsed.
@@ -40,10 +43,18 @@ class AvroFile:
 
     __slots__ = ("_blocks", "_file")
 
-    def __init__(self, path: str | os.PathLike[str] | bytes | bytearray | memoryview | ReadableFile) -> None:
-        file = one(path)
-        in_memory = file.place if isinstance(file, Contents) else None
-        self._file = ContainerFile(str(file), in_memory)
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | bytes | bytearray | memoryview | ReadableFile,
+        *,
+        storage_options: StorageOptions = None,
+    ) -> None:
+        options = lowered_options(storage_options)
+        if isinstance(path, str) and is_remote(path):
+            file: File = RemoteFile.open(path, options)
+        else:
+            file = one(path)
+        self._file = ContainerFile(str(file), elsewhere(file))
         self._blocks: npt.NDArray[Any] | None = None
 
     @property

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from fastpipe._files._paths import Paths, expand
+from fastpipe._files._in_memory_files import opened
+from fastpipe._files._paths import Paths
+from fastpipe._files._remote_files import expander, is_remote
 from fastpipe._formats import AVRO, RENAME, SUFFIXES, TFRECORD, FileFormat, format_of
-from fastpipe.errors import UnsupportedError
+from fastpipe.errors import UnsupportedError, in_file
 
 
 def found(source: Paths) -> tuple[FileFormat, list[str]]:
-    """Returns the files of a source and their format.
+    """Returns the paths or URLs of a source's files, and their format.
 
     Raises:
         FastpipeError: If the source has no files or can't be listed.
         UnsupportedError: If the format of a file can't be detected, or if the files have several formats.
     """
-    files = expand(source, SUFFIXES)
-    return format_of(files, RENAME), files
+    files = opened(source, SUFFIXES, expander(None))
+    return format_of(files, RENAME), [str(file) for file in files]
 
 
 def indexed(source: Paths) -> tuple[FileFormat, list[str]]:
@@ -31,4 +33,7 @@ def indexed(source: Paths) -> tuple[FileFormat, list[str]]:
             "creates its index with index_cache=; other formats need no index",
             path=files[0],
         )
+    if remote := [file for file in files if is_remote(file)]:
+        reason = "fastpipe index reads only local files: the first reader with index_cache= indexes remote files"
+        raise in_file(UnsupportedError, remote[0], reason)
     return format_, files

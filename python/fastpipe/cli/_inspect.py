@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe._files._in_memory_files import opened
+from fastpipe._files._remote_files import expander
 from fastpipe._formats import AVRO, FileFormat
 from fastpipe._reader.sampling import counts_of
 from fastpipe._text import clean, shorten, table, text_width
@@ -41,7 +43,7 @@ def infer_readable(paths: Sequence[str], format_: FileFormat) -> Readable:
     found = Readable()
     try:
         if format_ is AVRO:
-            data = AvroData.inferring(list(paths), None, None)
+            data = AvroData.inferring(opened(list(paths), expand_path=expander(None)), None, None)
             found.features, found.skipped = data.features, data.left_out
         else:
             with format_.read(list(paths), batch_size=1) as reader:
