@@ -346,14 +346,19 @@ def _only(first: str, own: Mapping[str, Any], other: str, theirs: Mapping[str, A
 def _windowed(reader: Reader, readers: int) -> Ordering:
     """Returns the order of a reader, with its part of the default window.
 
-    All readers hold the units of their windows at once. A window has the rows of a unit and of a batch at least.
+    All readers hold the units of their windows at once. A window has the rows of a unit at least. It needn't consist of
+    the reader's batches, which the mixture doesn't yield.
     """
     ordering, data = reader._ordering, reader._data
-    if ordering.buffer_given or ordering.shuffle not in ("window", "block", "buffer") or not data.holds_units:
+    shuffled = ordering.shuffle in ("window", "block", "buffer")
+    if readers == 1 or ordering.buffer_given or not shuffled or not data.holds_units:
         return ordering
     units = int(np.count_nonzero(data.unsliced().handle.unit_rows()))
     average = -(-data.handle.num_rows // max(units, 1))
-    return ordering.with_buffer(max(reader._order.shuffle_buffer // readers, average, ordering.batch_size))
+    rows = max(reader._order.shuffle_buffer // readers, average, 1)
+    batches = -(-rows // ordering.batch_size)
+    # Windows consist of whole batches.
+    return ordering.with_buffer(rows).with_batch_size(-(-rows // batches))
 
 
 def _seeded(name: str, number: int, ordering: Ordering, seed: int | None) -> Ordering:

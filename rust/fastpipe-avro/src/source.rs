@@ -300,7 +300,7 @@ impl AvroSource {
 /// Copies data to a smaller buffer if its buffer is much too large. The expansion of a file's first blocks is only
 /// estimated.
 fn fitting(data: Buffer, pool: &BufferPool) -> Result<Buffer> {
-    const LEAST: usize = 256 << 10;
+    const LEAST: usize = 64 << 10;
     if data.capacity() < LEAST || data.capacity() / 2 < data.len() {
         return Ok(data);
     }

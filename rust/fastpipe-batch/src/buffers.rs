@@ -89,7 +89,8 @@ const KEPT: usize = 16;
 /// would pin large buffers.
 const LARGEST_WASTE: usize = 2;
 
-/// Sizes are rounded up to a multiple of this, so that units of similar sizes share buffers.
+/// Sizes are rounded up to a multiple of this or of an eighth of the largest power of two below them, whichever is less.
+/// So units of similar sizes share buffers, and little of a buffer is unused.
 const GRAIN: usize = 64 << 10;
 
 /// Small sizes are rounded up to a multiple of this, which is the page size of most systems. On systems with larger
@@ -100,10 +101,11 @@ const SMALL_GRAIN: usize = 4096;
 fn size(len: usize) -> usize {
     match len {
         len if len < GRAIN / 2 => len.next_multiple_of(SMALL_GRAIN).max(SMALL_GRAIN),
-        len => len
-            .saturating_add(len / 16)
-            .checked_next_multiple_of(GRAIN)
-            .unwrap_or(usize::MAX),
+        len => {
+            let ample = len.saturating_add(len / 16);
+            let grain = (1 << ample.ilog2() >> 3).clamp(SMALL_GRAIN, GRAIN);
+            ample.checked_next_multiple_of(grain).unwrap_or(usize::MAX)
+        }
     }
 }
 
@@ -278,6 +280,18 @@ mod tests {
         let pool = BufferPool::default();
         pool.keep(Some(1 << 30));
         assert_eq!(carved(&pool), [false; 8]);
+    }
+
+    #[test]
+    fn at_most_a_sixth_of_a_new_buffer_is_unused() {
+        for len in [GRAIN / 2, GRAIN - 1, GRAIN, GRAIN + 700, 100_000, 1 << 20, 5_000_000] {
+            let capacity = size(len);
+            assert!(
+                capacity >= len + len / 16 && capacity - len <= capacity / 6,
+                "{len}: {capacity}"
+            );
+        }
+        assert_eq!(size(usize::MAX), usize::MAX);
     }
 
     #[test]

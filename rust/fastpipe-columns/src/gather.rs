@@ -151,12 +151,15 @@ impl Gather<'_> {
         } else if !self.stretches.is_empty() {
             self.copy_stretches(width * size, out)?;
         } else {
-            match (width, size) {
-                (1, 1) => self.elements::<1>(out)?,
-                (1, 2) => self.elements::<2>(out)?,
-                (1, 4) => self.elements::<4>(out)?,
-                (1, 8) => self.elements::<8>(out)?,
-                _ => self.wide(width * size, out)?,
+            match width * size {
+                1 => self.elements::<1>(out)?,
+                2 => self.elements::<2>(out)?,
+                4 => self.elements::<4>(out)?,
+                8 => self.elements::<8>(out)?,
+                16 => self.elements::<16>(out)?,
+                32 => self.elements::<32>(out)?,
+                LINE => self.elements::<LINE>(out)?,
+                bytes => self.wide(bytes, out)?,
             }
         }
         for row in nulls {
@@ -229,21 +232,18 @@ impl Gather<'_> {
         Ok(())
     }
 
-    /// Copies one element per row.
+    /// Copies `N` bytes per row. Copying a fixed number of bytes needs no call.
     fn elements<const N: usize>(&self, out: &mut [u8]) -> Result<()> {
-        let out = out.as_chunks_mut::<N>().0.iter_mut().zip(self.rows);
-        if let [_] = self.chunks {
-            let elements = self.bytes_of(0)?.as_chunks::<N>().0;
-            for (out, row) in out {
-                *out = *elements.get(row.row).ok_or_else(lost)?;
-            }
-            return Ok(());
-        }
         let chunks = (0..self.chunks.len()).map(|i| Ok(self.bytes_of(i)?.as_chunks::<N>().0));
         let chunks: Vec<&[[u8; N]]> = chunks.collect::<Result<_>>()?;
-        for (out, row) in out {
-            let elements = chunks.get(row.chunk as usize).ok_or_else(lost)?;
-            *out = *elements.get(row.row).ok_or_else(lost)?;
+        let of = |row: &At| chunks.get(row.chunk as usize)?.get(row.row);
+        for (i, (out, row)) in out.as_chunks_mut::<N>().0.iter_mut().zip(self.rows).enumerate() {
+            if N > 8
+                && let Some(next) = self.rows.get(i + AHEAD).and_then(of)
+            {
+                hint(&next[0]);
+            }
+            *out = *of(row).ok_or_else(lost)?;
         }
         Ok(())
     }

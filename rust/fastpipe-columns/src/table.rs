@@ -9,7 +9,7 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use fastpipe_batch::{
     Access, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Fragment, Mark, Pass, Pick, Result, Row, Rows,
-    Sink, SlabPool, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_reserve,
+    Sink, SlabPool, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
     try_with_capacity,
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -56,7 +56,36 @@ fn consecutive(picks: &[Pick]) -> usize {
     behind.count() + usize::from(!picks.is_empty())
 }
 
+/// The first rows of a unit, which are in one record batch.
+#[derive(Clone, Copy)]
+struct UnitPlace {
+    start: At,
+    rows: u32,
+}
+
 impl OpenRows {
+    /// Returns the place of the first rows, in record batches whose indices begin with `base`.
+    fn place_of_all(&self, base: u32) -> UnitPlace {
+        let (start, rows) = self.chunks.find_with_rest(self.first).unwrap_or_default();
+        UnitPlace {
+            start: At {
+                chunk: start.chunk + base,
+                row: start.row,
+            },
+            rows: u32::try_from(rows).unwrap_or(u32::MAX).min(self.rows),
+        }
+    }
+
+    /// Returns the place of a row, in record batches whose indices begin with `base`.
+    fn place_of(&self, record: u32, base: u32) -> Result<At> {
+        let found = (record < self.rows).then(|| self.chunks.find(self.first + record as usize));
+        let found = found.flatten().ok_or_else(|| missing(record))?;
+        Ok(At {
+            chunk: found.chunk + base,
+            row: found.row,
+        })
+    }
+
     /// Groups the picked rows into the minimum number of contiguous ranges.
     fn stretches(&self, picks: &[Pick]) -> Result<Vec<Stretch>> {
         let mut found = Vec::new();
@@ -151,17 +180,26 @@ pub(crate) fn pick(
         last = Some((&unit.chunks, base));
         bases.push(base);
     }
-    let mut at = try_with_capacity(slots.len(), PICKED).map_err(at_start)?;
-    for row in &rows[slots.clone()] {
-        let unit = open[row.unit as usize];
-        let found = (row.record < unit.rows)
-            .then(|| unit.chunks.find(unit.first + row.record as usize))
-            .flatten();
-        let found = found.ok_or_else(|| at_start(missing(row.record)))?;
-        at.push(At {
-            chunk: found.chunk + bases[row.unit as usize],
-            row: found.row,
-        });
+    let places = open.iter().zip(&bases).map(|(unit, &base)| unit.place_of_all(base));
+    let places: Vec<UnitPlace> = try_collect(places, PICKED).map_err(at_start)?;
+    let mut failed = None;
+    let found = rows[slots.clone()].iter().map(|&Row { unit, record }| {
+        let place = places[unit as usize];
+        if record < place.rows {
+            return At {
+                chunk: place.start.chunk,
+                row: place.start.row + record as usize,
+            };
+        }
+        let found = open[unit as usize].place_of(record, bases[unit as usize]);
+        found.unwrap_or_else(|error| {
+            failed.get_or_insert(error);
+            At::default()
+        })
+    });
+    let at = try_collect(found, PICKED).map_err(at_start)?;
+    if let Some(error) = failed {
+        return Err(at_start(error));
     }
     let written = columns.write(&chunks, (&at, &[]), slots.start as u32..slots.end as u32, out);
     written.map_err(|fault| {

@@ -188,7 +188,7 @@ impl CostModel {
     pub(crate) fn unit_bytes(&self, unit: &UnitInfo) -> u64 {
         let stored = unit.range.map_or(0, |range| range.len);
         // Buffers are slightly larger than their contents, and the starts of records are stored too.
-        let larger = |bytes: u64| bytes + bytes / 8 + (64 << 10);
+        let larger = |bytes: u64| bytes + bytes / 8 + (bytes / 8 + (4 << 10)).min(64 << 10);
         unit.held.map_or_else(
             || larger(self.opened_bytes(unit.class, stored)) + 4 * u64::from(unit.rows),
             larger,

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fastpipe_order::{Key, Kind, Order, Settings, State, Units};
+use fastpipe_order::{Key, Kind, Mixture, Order, Settings, State, Stop, Units};
 use fastpipe_random::{Draws, Purpose};
 
 const BLOCKS: u64 = 10_000_000;
@@ -67,7 +67,37 @@ fn state(order: &Arc<Order>, percent: u64) -> State {
     cursor.next().expect("a batch").expect("memory").after
 }
 
+/// Returns the order of a mixture of `shares.len()` readers of 10^6 rows in units of `rows` rows.
+fn mixture(kind: Kind, shares: &[u64], rows: u32) -> Arc<Order> {
+    let units = Arc::new(Units::new(vec![rows; 1_000_000 / rows as usize]).expect("countable"));
+    let orders: Vec<_> = shares.iter().map(|_| order(&units, kind)).collect();
+    let phases = [(0, shares.to_vec())];
+    let mixture = Mixture::new(&orders, &phases, Stop::AllExhausted, None, &mut || false);
+    let mixture = Arc::new(mixture.expect("shares"));
+    let all = vec![rows; mixture.units() as usize];
+    let units = Arc::new(Units::new(all).expect("countable"));
+    Arc::new(Order::of_mixture(&units, settings(Kind::Mixture), mixture).expect("memory"))
+}
+
 fn main() {
+    for (name, shares) in [("4 readers", vec![4, 3, 2, 1]), ("100 readers", vec![1; 100])] {
+        for (order, kind) in [("sequential", Kind::Sequential), ("window", Kind::Window)] {
+            let mixed = mixture(kind, &shares, 1 << 15);
+            let mut cursor = mixed.epoch(0).expect("memory");
+            measure(
+                &format!("order, by row: {name}, {order}"),
+                64 * u64::from(BATCH_SIZE),
+                || {
+                    if cursor.left() < 64 {
+                        cursor = mixed.epoch(0).expect("memory");
+                    }
+                    let plans = cursor.by_ref().take(64).map(|plan| plan.expect("memory"));
+                    plans.map(|plan| plan.content.len()).sum::<usize>()
+                },
+            );
+        }
+    }
+
     let before = HELD.load(Ordering::Relaxed);
     let units = units();
     let counts = HELD.load(Ordering::Relaxed) - before;

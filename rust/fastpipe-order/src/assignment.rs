@@ -13,7 +13,7 @@ use std::collections::BinaryHeap;
 
 use fastpipe_random::{Draws, Key, Purpose};
 
-use crate::failure::{Patience, Result, filled, with_room};
+use crate::failure::{Patience, Result, filled, reserve, with_room};
 
 /// Maximum sum of the shares.
 pub const LONGEST_PERIOD: u64 = 1 << 20;
@@ -24,6 +24,9 @@ pub const MOST_MEMBERS: usize = 1 << 12;
 /// Maximum number of rows after which a random assignment repeats, unless the sum of the shares is larger.
 const LONGEST_RANDOM: u64 = 1 << 18;
 
+/// Minimum number of rows in the table of members. Longer lists are faster to iterate over.
+const LEAST_ROWS: usize = 1 << 10;
+
 /// Minimum number of rows between two stored counts.
 const STRIDE: usize = 64;
 
@@ -32,7 +35,9 @@ const STRIDE: usize = 64;
 pub(crate) struct Assignment {
     /// The rows that each member has in a period.
     shares: Vec<u64>,
-    /// The member of each row of a period.
+    /// The number of rows after which the assignment repeats.
+    period: u64,
+    /// The member of each row of a period. A short period is repeated a few times.
     members: Vec<u16>,
     /// For every `stride`-th row of a period, the number of earlier rows of each member.
     counts: Vec<u32>,
@@ -110,6 +115,11 @@ impl Assignment {
             counts[member] += 1;
             waiting.push(Reverse((release(member, counts[member].into()), member)));
         }
+        let period = assignment.members.len();
+        while assignment.members.len() < LEAST_ROWS {
+            reserve(&mut assignment.members, period)?;
+            assignment.members.extend_from_within(..period);
+        }
         Ok(assignment)
     }
 
@@ -124,6 +134,7 @@ impl Assignment {
             members,
             counts,
             stride,
+            ..
         } = &mut assignment;
         for (member, &share) in (0u16..).zip(shares.iter()) {
             members.resize(members.len() + share as usize, member);
@@ -145,25 +156,25 @@ impl Assignment {
             members: with_room(period as usize)?,
             counts: with_room((period as usize / stride + 1) * shares.len())?,
             shares,
+            period,
             stride,
         })
     }
 
-    /// Returns the number of rows after which the assignment repeats.
-    fn period(&self) -> u64 {
-        self.members.len() as u64
-    }
-
-    /// Returns the members of `rows` successive rows.
-    pub(crate) fn members(&self, first: u64, rows: u64) -> impl Iterator<Item = usize> {
-        let from = (first % self.period()) as usize;
-        let rest = self.members[from..].iter().chain(self.members.iter().cycle());
-        rest.take(rows as usize).map(|&member| usize::from(member))
+    /// Returns the members of `rows` successive rows, in several lists.
+    pub(crate) fn members(&self, first: u64, rows: u64) -> impl Iterator<Item = &[u16]> {
+        let (mut from, mut left) = ((first % self.period) as usize, rows as usize);
+        std::iter::from_fn(move || {
+            let rest = &self.members[from..];
+            let list = &rest[..left.min(rest.len())];
+            (from, left) = (0, left - list.len());
+            (!list.is_empty()).then_some(list)
+        })
     }
 
     /// Returns the number of rows of each member before a row.
     pub(crate) fn before(&self, row: u64) -> Result<Vec<u64>> {
-        let (periods, row) = (row / self.period(), (row % self.period()) as usize);
+        let (periods, row) = (row / self.period, (row % self.period) as usize);
         let stored = row / self.stride;
         let counts = &self.counts[stored * self.shares.len()..][..self.shares.len()];
         let mut before = with_room(counts.len())?;
@@ -201,7 +212,7 @@ impl Assignment {
             .zip(&self.members[from..])
             .filter(|&(_, &m)| usize::from(m) == member);
         let (row, _) = own.nth(left as usize)?;
-        periods.checked_mul(self.period())?.checked_add(row as u64)
+        periods.checked_mul(self.period)?.checked_add(row as u64)
     }
 
     /// Returns the bytes of the tables for these numbers of rows and members.
@@ -216,8 +227,13 @@ mod tests {
 
     use super::*;
 
+    fn members_of(assignment: &Assignment, first: u64, rows: u64) -> Vec<usize> {
+        let lists = assignment.members(first, rows);
+        lists.flatten().map(|&member| usize::from(member)).collect()
+    }
+
     fn member_of(assignment: &Assignment, row: u64) -> usize {
-        usize::from(assignment.members[(row % assignment.period()) as usize])
+        usize::from(assignment.members[(row % assignment.period) as usize])
     }
 
     fn assigned(shares: &[u64]) -> Assignment {
@@ -233,7 +249,7 @@ mod tests {
             let period: u64 = shares.iter().sum();
             prop_assume!(period > 0);
             let assignment = assigned(&shares);
-            prop_assert_eq!(assignment.period(), period);
+            prop_assert_eq!(assignment.period, period);
             let members = shares.iter().filter(|&&share| share > 0).count() as i64;
             let mut counts = vec![0i64; shares.len()];
             let mut found = vec![Vec::new(); shares.len()];
@@ -258,7 +274,7 @@ mod tests {
                 }
             }
             for row in rows.into_iter().map(u64::from) {
-                let members: Vec<usize> = assignment.members(row, 100).collect();
+                let members = members_of(&assignment, row, 100);
                 let naive: Vec<usize> = (row..row + 100).map(|row| member_of(&assignment, row)).collect();
                 prop_assert_eq!(members, naive);
                 let before = assignment.before(row).unwrap();
@@ -284,7 +300,7 @@ mod tests {
             let assignment = Assignment::random(shares.clone(), seed, stream).unwrap();
             let times = (LONGEST_RANDOM / sum).max(1);
             let period = times * sum;
-            prop_assert_eq!(assignment.period(), period);
+            prop_assert_eq!(assignment.period, period);
             let mut naive: Vec<usize> = (0..shares.len())
                 .flat_map(|member| std::iter::repeat_n(member, (shares[member] * times) as usize))
                 .collect();
@@ -292,7 +308,7 @@ mod tests {
             for row in 0..naive.len() {
                 naive.swap(row, row + draws.below(row as u64, period - row as u64) as usize);
             }
-            prop_assert_eq!(assignment.members(0, period).collect::<Vec<_>>(), naive.clone());
+            prop_assert_eq!(members_of(&assignment, 0, period), naive.clone());
             let mut counts = vec![0; shares.len()];
             for (row, member) in (0..).zip(naive) {
                 if row % 97 == 0 {

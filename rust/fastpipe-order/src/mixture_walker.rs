@@ -49,21 +49,17 @@ impl Composed for Mixture {
     }
 }
 
-/// A row of a member, and the pass over the member to which it belongs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct At {
-    pass: u64,
-    row: u64,
-}
-
 /// A member's position: the batch of its own order that was planned last.
 #[derive(Debug, Default)]
 struct MemberWalker {
     /// The pass that is being walked, and its walker.
     walker: Option<(u64, Walker)>,
     groups: GroupWalker,
-    /// The rows of the batch: from the first one on. There are none before the first batch.
-    first: At,
+    /// The first row or group of the batch, counted over all passes of the epoch.
+    first: u64,
+    /// Number of rows or groups of the batch, and the index of the next one. There are none before the first batch.
+    count: usize,
+    next: usize,
     units: Vec<u64>,
     rows: Vec<Row>,
     /// The end of each group of rows, and the first element of each row in its group. Empty if rows aren't groups.
@@ -74,6 +70,8 @@ struct MemberWalker {
     batch: u64,
     /// Units that were planned and not released.
     live: HashSet<u64>,
+    /// The index of the unit that the last row came from, or `NONE` unless rows come in storage order.
+    reading: u32,
 }
 
 const NONE: u32 = u32::MAX;
@@ -96,6 +94,7 @@ impl ComposedWalker for MixtureWalker {
         for member in &mut self.members {
             member.rows = Vec::new();
             member.ends = Vec::new();
+            member.count = 0;
             member.groups.forget();
             if let Some((_, walker)) = &mut member.walker {
                 walker.forget();
@@ -109,51 +108,48 @@ impl ComposedWalker for MixtureWalker {
         let count = size.min(self.mixture.rows() - first);
         let released = std::mem::take(&mut self.released);
         let mixture = self.mixture.clone();
-        let mut before = mixture.schedule.before(first)?;
+        for (member, row) in self.members.iter_mut().zip(mixture.schedule.before(first)?) {
+            member.go_to(row);
+        }
         let mut picks = Picks {
             units: Vec::new(),
             rows: with_room(count as usize)?,
         };
         let mut groups = Groups::default();
         self.batches += 1;
-        for index in mixture.schedule.members(first, count) {
-            let row = before[index];
-            before[index] += 1;
-            let own = mixture.members[index].rows.max(1);
-            let at = At {
-                pass: row / own,
-                row: row % own,
-            };
+        for &index in mixture.schedule.members(first, count).flatten() {
+            let index = usize::from(index);
             let member = &mut self.members[index];
-            let mut place = member.place(at);
-            if place.is_none() {
-                member.plan(&mixture, index, at, self.epoch, &mut self.released, patience)?;
-                place = member.place(at);
+            if member.next >= member.count {
+                member.plan(&mixture, index, self.epoch, &mut self.released, patience)?;
+                if member.next >= member.count {
+                    // A corrupt state with wrong positions may result in shorter windows. Its rows are wrong as well.
+                    member.go_to(member.first + member.next as u64 + 1);
+                    continue;
+                }
             }
-            let Some(place) = place else {
-                // A corrupt state with wrong positions may result in shorter windows. Its rows are wrong as well.
-                continue;
-            };
             if member.batch != self.batches {
                 member.batch = self.batches;
                 member.numbers.fill(NONE);
             }
-            let rows = member.rows_of(place);
-            if !member.ends.is_empty() {
-                reserve(&mut picks.rows, rows.len())?;
-                reserve(&mut groups.sizes, 1)?;
-                groups.sizes.push(rows.len() as u32);
-                reserve(&mut groups.starts, rows.len())?;
-                groups.starts.extend_from_slice(&member.starts[rows.clone()]);
-            }
-            for &Row { unit, record } in &member.rows[rows] {
-                let number = &mut member.numbers[unit as usize];
-                if *number == NONE {
-                    *number = picks.units.len() as u32;
-                    reserve(&mut picks.units, 1)?;
-                    picks.units.push(member.units[unit as usize]);
+            let place = member.next;
+            member.next += 1;
+            if member.ends.is_empty() {
+                let row = member.rows[place];
+                if row.unit != member.reading && member.reading != NONE {
+                    member.leave(row.unit, &mut self.released)?;
                 }
-                picks.rows.push(Row { unit: *number, record });
+                picks.rows.push(member.pick(row, &mut picks.units)?);
+                continue;
+            }
+            let rows = member.rows_of(place);
+            reserve(&mut picks.rows, rows.len())?;
+            reserve(&mut groups.sizes, 1)?;
+            groups.sizes.push(rows.len() as u32);
+            reserve(&mut groups.starts, rows.len())?;
+            groups.starts.extend_from_slice(&member.starts[rows.clone()]);
+            for index in rows {
+                picks.rows.push(member.pick(member.rows[index], &mut picks.units)?);
             }
         }
         Ok(Planned {
@@ -165,16 +161,36 @@ impl ComposedWalker for MixtureWalker {
 }
 
 impl MemberWalker {
-    /// Returns the index of a row in the batch that was planned last.
-    #[inline]
-    fn place(&self, at: At) -> Option<usize> {
-        let place = at.row.checked_sub(self.first.row)? as usize;
-        let count = if self.ends.is_empty() {
-            self.rows.len()
-        } else {
-            self.ends.len()
-        };
-        (self.first.pass == at.pass && place < count).then_some(place)
+    /// Moves to a row or group, counted over all passes.
+    fn go_to(&mut self, row: u64) {
+        self.next = row.wrapping_sub(self.first) as usize;
+        if row < self.first || self.next > self.count {
+            (self.first, self.count, self.next) = (row, 0, 0);
+        }
+    }
+
+    /// Returns a row with the index of its unit in the mixture's batch, whose units are `units`.
+    #[inline(always)]
+    fn pick(&mut self, Row { unit, record }: Row, units: &mut Vec<u64>) -> Result<Row> {
+        let number = &mut self.numbers[unit as usize];
+        if *number == NONE {
+            *number = units.len() as u32;
+            reserve(units, 1)?;
+            units.push(self.units[unit as usize]);
+        }
+        Ok(Row { unit: *number, record })
+    }
+
+    /// Continues with another unit in storage order. The rows never return to a unit that they have left.
+    #[cold]
+    fn leave(&mut self, unit: u32, released: &mut Vec<u64>) -> Result<()> {
+        let left = self.units[self.reading as usize];
+        self.reading = unit;
+        if self.live.remove(&left) {
+            reserve(released, 1)?;
+            released.push(left);
+        }
+        Ok(())
     }
 
     /// Returns the rows of a row of the order: one row, or a group.
@@ -186,30 +202,32 @@ impl MemberWalker {
         }
     }
 
-    /// Plans the batch of the member's order that contains a row. Appends the units that the member no longer needs.
+    /// Plans the batch of the member's order that contains the next row. Appends the units that the member no longer
+    /// needs.
     fn plan(
         &mut self,
         mixture: &Mixture,
         index: usize,
-        at: At,
         epoch: u64,
         released: &mut Vec<u64>,
         patience: &mut Patience<'_>,
     ) -> Result<()> {
         let member = &mixture.members[index];
-        let number = |unit: u64| at.pass * mixture.units() + member.first_unit + unit;
-        if self.walker.as_ref().is_none_or(|(pass, _)| *pass != at.pass) {
+        let next = self.first + self.next as u64;
+        let (pass, row) = (next / member.rows.max(1), next % member.rows.max(1));
+        let number = |unit: u64| pass * mixture.units() + member.first_unit + unit;
+        if self.walker.as_ref().is_none_or(|(walked, _)| *walked != pass) {
             // Epochs repeat after 2^64, which no state reaches.
-            let own_epoch = epoch.wrapping_mul(member.passes).wrapping_add(at.pass);
+            let own_epoch = epoch.wrapping_mul(member.passes).wrapping_add(pass);
             reserve(released, self.live.len())?;
             released.extend(self.live.drain());
-            self.walker = Some((at.pass, Walker::new(&member.order, own_epoch)?));
+            self.walker = Some((pass, Walker::new(&member.order, own_epoch)?));
         }
         let Some((_, walker)) = &mut self.walker else {
             return Ok(());
         };
         let size = u64::from(member.order.settings().batch_size.max(1));
-        let mut planned = walker.batch(at.row / size, patience)?;
+        let mut planned = walker.batch(row / size, patience)?;
         if let Some(packing) = &member.order.packing {
             planned = self.groups.expand(packing, planned, patience)?;
         }
@@ -231,6 +249,7 @@ impl MemberWalker {
         self.rows = picks.rows;
         let before = std::mem::replace(&mut self.units, picks.units);
         self.units.iter_mut().for_each(|unit| *unit = number(*unit));
+        self.reading = if sequential && self.ends.is_empty() { 0 } else { NONE };
         if sequential {
             // Rows in storage order never return to a unit that they have left. Only the last one may go on.
             let next = self.units.first().copied();
@@ -248,10 +267,12 @@ impl MemberWalker {
         self.live.try_reserve(self.units.len()).map_err(refused)?;
         self.live.extend(&self.units);
         self.numbers = filled(NONE, self.units.len())?;
-        self.first = At {
-            pass: at.pass,
-            row: at.row / size * size,
+        self.count = if self.ends.is_empty() {
+            self.rows.len()
+        } else {
+            self.ends.len()
         };
+        (self.first, self.next) = (next - row % size, (row % size) as usize);
         Ok(())
     }
 }

@@ -55,8 +55,8 @@ impl Schedule {
         self.phases[phase - 1].before(row)
     }
 
-    /// Returns the members of `rows` successive rows.
-    pub(crate) fn members(&self, first: u64, rows: u64) -> impl Iterator<Item = usize> {
+    /// Returns the members of `rows` successive rows, in several lists.
+    pub(crate) fn members(&self, first: u64, rows: u64) -> impl Iterator<Item = &[u16]> {
         let end = first.saturating_add(rows);
         let ends = self.phases[1..].iter().map(|phase| phase.first).chain([u64::MAX]);
         self.phases.iter().zip(ends).flat_map(move |(phase, next)| {
@@ -100,7 +100,7 @@ mod tests {
     fn random_phases_have_different_sequences() {
         let phases = [(0, vec![1, 1]), (1000, vec![1, 1])];
         let schedule = Schedule::new(&phases, Some(7), &mut Patience(&mut || false)).unwrap();
-        let [first, second] = [0, 1000].map(|row| schedule.members(row, 1000).collect::<Vec<_>>());
+        let [first, second] = [0, 1000].map(|row| schedule.members(row, 1000).collect::<Vec<_>>().concat());
         assert_ne!(first, second);
     }
 }

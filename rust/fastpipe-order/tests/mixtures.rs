@@ -309,14 +309,14 @@ proptest! {
     }
 }
 
-/// A unit is released with the second batch after its last one, also if its member starts again.
+/// A unit is released with the second batch after its last one, also if its member starts again or has larger batches.
 #[test]
 fn units_are_released_in_time() {
     let counts = [2; 3];
-    let member = |kind| {
+    let member = |kind, batch_size| {
         let settings = Settings {
             kind,
-            batch_size: 2,
+            batch_size,
             shuffle_buffer: 2,
             seed: 5,
             ..Settings::default()
@@ -325,19 +325,23 @@ fn units_are_released_in_time() {
     };
     // Each batch has the two rows of one unit of each member.
     let settings = Settings {
-        batch_size: 4,
+        batch_size: 6,
         ..Settings::default()
     };
-    let orders = [member(Kind::Sequential), member(Kind::Window)];
-    let all = [counts.to_vec(), counts.to_vec()];
-    let order = mixed(&orders, &all, &[(0, vec![1, 1])], Stop::Rows(40), settings);
+    let orders = [
+        member(Kind::Sequential, 2),
+        member(Kind::Sequential, 6),
+        member(Kind::Window, 2),
+    ];
+    let all = vec![counts.to_vec(); 3];
+    let order = mixed(&orders, &all, &[(0, vec![1; 3])], Stop::Rows(60), settings);
     let plans: Vec<BatchPlan> = order.epoch(0).unwrap().map(Result::unwrap).collect();
     assert_eq!(plans.len(), 10);
     for (step, plan) in plans.iter().enumerate() {
         let last = step.checked_sub(2).map(|before| &plans[before].content);
         let units: BTreeSet<u64> = last
             .into_iter()
-            .flat_map(|content| (0..4).map(|slot| content.at(slot).unwrap().0))
+            .flat_map(|content| (0..6).map(|slot| content.at(slot).unwrap().0))
             .collect();
         assert_eq!(
             plan.released.iter().copied().collect::<BTreeSet<_>>(),
