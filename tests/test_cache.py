@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 import fastpipe
+import tfrecords
 from every_source import ORDERS, ROWS, Make, digests, make
 from fastpipe import col
 from fastpipe.batch import Sparse, SparseCSR
 from fastpipe.errors import LimitError, StorageError, UnsupportedError
+from fastpipe.units._cache import _key as cache_key
 from mapping import ids, reader_of
 
 pa = pytest.importorskip("pyarrow")
@@ -215,6 +218,50 @@ def test_files_of_the_cache(tmp_path: Path) -> None:
     changed = csv_of(tmp_path, range(10, 54), features={"x": fastpipe.DenseSpec((), "int64")})
     assert digests(changed.cache(folder)) == digests(changed)
     assert len(files()) == 8
+
+
+@pytest.mark.parametrize("kind", ["csv", "avro", "tfrecord", "parquet", "arrow"])
+def test_files_belong_to_the_contents_that_were_opened(kind: str, tmp_path: Path) -> None:
+    path, cache = tmp_path / f"rows.{kind}", tmp_path / "cache"
+
+    def write(first: int, modified: int) -> bytes:
+        """Writes as many bytes as before."""
+        path.unlink(missing_ok=True)
+        table = pa.table({"x": range(first, first + 50)})
+        if kind == "csv":
+            path.write_text("x\n" + "".join(f"{i}\n" for i in table["x"].to_pylist()))
+        elif kind == "avro":
+            fastpipe.write_avro(path, table, codec="null")
+        elif kind == "tfrecord":
+            path.write_bytes(tfrecords.file(table.to_pylist()))
+        elif kind == "parquet":
+            pytest.importorskip("pyarrow.parquet").write_table(
+                table, path, compression="none", use_dictionary=False, write_statistics=False
+            )
+        else:
+            pytest.importorskip("pyarrow.feather").write_feather(table, str(path), compression="uncompressed")
+        os.utime(path, ns=(modified, modified))
+        return path.read_bytes()
+
+    def opened() -> fastpipe.Reader:
+        found: fastpipe.Reader = getattr(fastpipe, f"read_{kind}")(path, columns=["x"], batch_size=5)
+        return found
+
+    first = write(200, 10**18)
+    late, before = opened(), digests(opened().cache(cache))
+    key = cache_key(late._data)
+    second = write(300, 10**18 + 1)
+    assert len(first) == len(second)
+    # The file of the new contents doesn't serve a reader that opened the earlier ones.
+    assert digests(opened().cache(cache)) == digests(opened()) != before
+    assert len(list(cache.iterdir())) == 2
+    assert cache_key(late._data) == key != cache_key(opened()._data)
+    with pytest.raises(StorageError, match="changed"):
+        late.cache(cache)
+    path.write_bytes(first)
+    os.utime(path, ns=(10**18, 10**18))
+    assert digests(late.cache(cache)) == before
+    assert len(list(cache.iterdir())) == 2
 
 
 def test_an_interruption_leaves_no_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows that pass filters and lengths of rows in the index cache: the same as without it, and read only once."""
+"""Filters, splits, strata, weights and lengths of rows in the index cache: the same as without it, and read once."""
 
 from __future__ import annotations
 
@@ -38,6 +38,58 @@ READ: dict[str, Callable[..., fastpipe.Reader]] = {
 CONDITION = (col("b") == 3) | (col("a") < 50)
 PASSING = [a for a in range(ROWS) if a % 7 == 3 or a < 50]
 
+Select = Callable[[fastpipe.Reader], fastpipe.Reader]
+# For each method: selections, the first of which another one has the entry of, and selections with other entries.
+METHODS: dict[str, tuple[list[Select], list[Select]]] = {
+    "filter": (
+        [lambda rows: rows.filter(CONDITION)],
+        [
+            lambda rows: rows.filter(CONDITION & (col("a") < 1000)),
+            lambda rows: rows.filter(col("b") == 4),
+            lambda rows: rows.filter(~CONDITION),
+        ],
+    ),
+    "split": (
+        [
+            lambda rows: rows.split(0.25, 0.75, by="a", seed=1)[0],
+            lambda rows: rows.split(0.25, 0.75, by="a", seed=1)[1],
+        ],
+        [
+            lambda rows: rows.split(0.25, 0.75, by="a", seed=2)[0],
+            lambda rows: rows.split(0.25, 0.75, by="b", seed=1)[0],
+            lambda rows: rows.split(0.75, 0.25, by="a", seed=1)[0],
+            lambda rows: rows.folds(4, by="a", seed=1)[0][0],
+        ],
+    ),
+    "folds": (
+        [
+            lambda rows: rows.folds(3, stratify="b", seed=1)[0][1],
+            lambda rows: rows.folds(3, stratify="b", seed=1)[2][0],
+        ],
+        [
+            lambda rows: rows.folds(3, stratify="b", seed=2)[0][1],
+            lambda rows: rows.folds(4, stratify="b", seed=1)[0][1],
+            lambda rows: rows.folds(3, stratify="a", seed=1)[0][1],
+            lambda rows: rows.folds(3, by="b", seed=1)[0][1],
+        ],
+    ),
+    "weights": (
+        [
+            lambda rows: rows.sample(150, weights=col("a") + 1, seed=1),
+            lambda rows: rows.sample(20, weights=col("a") + 1, seed=2, replace=True),
+        ],
+        [
+            lambda rows: rows.sample(150, weights=col("a") + 2, seed=1),
+            lambda rows: rows.sample(150, weights="a", seed=1),
+            lambda rows: rows.sample(150, balance=col("a") + 1, seed=1),
+        ],
+    ),
+    "strata": (
+        [lambda rows: rows.sample(140, balance="b", seed=1), lambda rows: rows.sample(99, stratify="b", seed=2)],
+        [lambda rows: rows.sample(140, balance=col("b"), seed=1), lambda rows: rows.sample(99, weights="b", seed=1)],
+    ),
+}
+
 
 def aged(path: Path, modified: int = LONG_AGO) -> Path:
     """Sets an old timestamp, because recently modified files have no entry."""
@@ -63,6 +115,16 @@ def write(path: Path, kind: str, first: int = 0) -> Path:
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def select(method: str) -> Select:
+    return METHODS[method][0][0]
 
 
 @pytest.fixture
@@ -103,31 +165,34 @@ def damage(path: Path) -> None:
     aged(path, before)
 
 
-def test_a_second_filter_reads_no_data(path: Path, cache: Path) -> None:
-    first = reader_of(path, cache).filter(CONDITION)
-    assert rows_of(first) == PASSING
+def test_a_second_selection_reads_no_data(path: Path, cache: Path, method: str) -> None:
+    same, others = METHODS[method]
+    plain = [select(reader_of(path, None)) for select in same]
+    first = same[0](reader_of(path, cache))
+    states = [reader.state_dict() for reader in plain]
+    assert rows_of(first) == rows_of(plain[0])
+    assert rows_of(first) == PASSING or method != "filter"
     assert not known(first)
     assert len(entries(cache)) == 1
     damage(path)
     for make in (lambda: reader_of(path, cache), lambda: pickle.loads(pickle.dumps(reader_of(path, cache)))):
-        second = make().filter(CONDITION)
-        assert known(second)
-        assert second.num_rows == len(PASSING)
-        assert second.state_dict() == reader_of(path, cache).filter(CONDITION).state_dict()
-    other = [CONDITION & (col("a") < 1000), col("b") == 4, ~CONDITION]
-    for condition in other:
+        for select, expected in zip(same, states, strict=True):
+            second = select(make())
+            assert known(second)
+            assert second.state_dict() == expected
+    for select in others:
         with pytest.raises(fastpipe.errors.FastpipeError):
-            reader_of(path, cache).filter(condition)
-    # A filter that fails stores nothing.
+            select(reader_of(path, cache))
+    # A selection that fails stores nothing.
     assert len(entries(cache)) == 1
 
 
 @pytest.mark.parametrize("order", [{}, {"shuffle": True, "seed": 3}, {"shuffle": "buffer", "seed": 3}])
-def test_orders_and_states_are_the_same(path: Path, cache: Path, order: dict[str, Any]) -> None:
-    plain = reader_of(path, None, **order).filter(CONDITION)
+def test_orders_and_states_are_the_same(path: Path, cache: Path, select: Select, order: dict[str, Any]) -> None:
+    plain = select(reader_of(path, None, **order))
     whole = rows_of(plain)
     for _ in range(2):
-        reader = reader_of(path, cache, **order).filter(CONDITION)
+        reader = select(reader_of(path, cache, **order))
         assert rows_of(reader) == whole
     assert known(reader)
     plain.set_epoch(0)
@@ -139,20 +204,56 @@ def test_orders_and_states_are_the_same(path: Path, cache: Path, order: dict[str
         assert rows_of(reader) == whole[before:]
 
 
-def test_filters_of_selections_and_partitions(path: Path, cache: Path) -> None:
-    for times in range(2):
+def test_selections_of_selections_and_partitions(path: Path, cache: Path, select: Select) -> None:
+    taken = np.random.default_rng(1).integers(0, ROWS, 1_500)
+
+    def readers(cache: Path | None) -> list[fastpipe.Reader]:
         reader = reader_of(path, cache)
-        half = reader.split(0.5, 0.5)[0].filter(CONDITION)
-        twice = reader.filter(CONDITION).filter(col("a") > 100)
-        part = reader.read_partition(reader.partition(2)[1]).filter(CONDITION)
-        taken = reader.take([40, 10, 900, 10]).filter(CONDITION)
-        assert rows_of(twice) == [a for a in PASSING if a > 100]
-        assert rows_of(taken) == [40, 10, 10]
-        assert set(rows_of(half)) < set(PASSING)
-        assert set(rows_of(part)) < set(PASSING)
-        assert [known(each) for each in (half, twice, part, taken)] == [times == 1] * 4
-    # One filter is shared by all of them but these.
-    assert len(entries(cache)) == 5
+        half = reader.split(0.5, 0.5)[0]
+        after = reader.filter(col("a") > 100)
+        part = reader.read_partition(reader.partition(2)[1])
+        return [select(each) for each in (reader, half, after, part, reader.take(taken))]
+
+    plain = [(rows_of(reader), reader.state_dict()) for reader in readers(None)]
+    for times in range(2):
+        found = readers(cache)
+        assert [(rows_of(reader), reader.state_dict()) for reader in found] == plain
+        assert [known(each) for each in found] == [times == 1] * 5
+        # The filter by `a` has an entry too.
+        assert len(entries(cache)) == 6
+
+
+def test_links_are_other_places_of_rows(tmp_path: Path, cache: Path) -> None:
+    for folder in ("day=1", "day=2"):
+        (tmp_path / folder).mkdir()
+    path = write(tmp_path / "day=1" / "rows.csv", "csv")
+    link = tmp_path / "day=2" / "rows.csv"
+    link.symlink_to(path)
+    found = []
+    for each in (path, link):
+        plain, cached = (rows_of(reader_of(each, kept).folds(3, stratify="b")[0][1]) for kept in (None, cache))
+        assert plain == cached
+        found.append(plain)
+    assert found[0] != found[1]
+
+
+def test_errors_of_samples_do_not_need_the_values(path: Path, cache: Path) -> None:
+    def fail(given: Any, kept: Path | None) -> str:
+        with pytest.raises(ValueError, match="rows have the value") as error:
+            reader_of(path, kept, rank=1, world_size=2).filter(CONDITION).sample(300, seed=1, balance=given)
+        return str(error.value)
+
+    for values in ("b", col("b") * 2):
+        assert fail(values, None) == fail(values, cache) == fail(values, cache)
+    # The filter has an entry too.
+    assert len(entries(cache)) == 3
+    for wrong in (["b"], "c", col("c") + 1):
+        with pytest.raises((ValueError, fastpipe.errors.SchemaError)):
+            reader_of(path, cache).sample(10, seed=1, balance=wrong)
+    for arguments in ({"by": "c"}, {"stratify": "c"}, {"by": 3}):
+        with pytest.raises((TypeError, fastpipe.errors.SchemaError)):
+            reader_of(path, cache).folds(2, **arguments)
+    assert len(entries(cache)) == 3
 
 
 @pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
@@ -181,29 +282,29 @@ def test_conditions_and_what_they_mean_are_part_of_the_key(tmp_path: Path, cache
     assert len(entries(cache)) == len(counted)
 
 
-def test_entries_belong_to_one_file_and_one_condition(path: Path, kind: str, cache: Path, tmp_path: Path) -> None:
+def test_entries_belong_to_one_file(path: Path, kind: str, cache: Path, tmp_path: Path, select: Select) -> None:
     other = tmp_path / "other" / path.name
     other.parent.mkdir()
     write(other, kind)
-    reader_of(path, cache).filter(CONDITION)
-    assert not known(reader_of(other, cache).filter(CONDITION))
+    select(reader_of(path, cache))
+    assert not known(select(reader_of(other, cache)))
     # An entry under the name of another one is damaged.
     (first, second) = entries(cache)
     for one, two in ((first, second), (second, first)):
         whole = two.read_bytes()
         two.write_bytes(one.read_bytes())
-        assert sum(known(reader_of(each, cache).filter(CONDITION)) for each in (path, other)) == 1
+        assert sum(known(select(reader_of(each, cache))) for each in (path, other)) == 1
         assert two.read_bytes() == whole
 
 
-def test_a_changed_file_is_read_again(path: Path, kind: str, cache: Path) -> None:
-    assert rows_of(reader_of(path, cache).filter(CONDITION)) == PASSING
+def test_a_changed_file_is_read_again(path: Path, kind: str, cache: Path, select: Select) -> None:
+    select(reader_of(path, cache))
     content, stamp = path.read_bytes(), path.stat().st_mtime_ns
     write(path, kind, first=1000)
     for modified in (stamp + 1, stamp - 1):
         aged(path, modified)
-        reader = reader_of(path, cache).filter(CONDITION)
-        assert rows_of(reader) == [1000 + a for a in range(ROWS) if a % 7 == 3]
+        reader = select(reader_of(path, cache))
+        assert rows_of(reader) == rows_of(select(reader_of(path, None)))
         assert not known(reader)
     opened = reader_of(path, cache)
     path.write_bytes(content)
@@ -213,16 +314,21 @@ def test_a_changed_file_is_read_again(path: Path, kind: str, cache: Path) -> Non
     assert len(entries(cache)) == 3
 
 
-def test_recently_modified_files_have_no_entry(path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recently_modified_files_have_no_entry(
+    path: Path, cache: Path, select: Select, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "fastpipe")
     aged(path, time.time_ns() + 60_000_000_000)
+    expected = rows_of(select(reader_of(path, None)))
     for _ in range(2):
-        assert rows_of(reader_of(path, cache).filter(CONDITION)) == PASSING
+        assert rows_of(select(reader_of(path, cache))) == expected
     assert not entries(cache)
     assert "was not saved: a file was modified a moment ago" in caplog.text
 
 
-def test_readers_without_files_or_cache_have_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_without_files_or_cache_have_no_entry(
+    tmp_path: Path, select: Select, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "rows.csv", "csv")
     monkeypatch.setattr(IndexEntries, "get", lambda *_: 1 / 0)
     for reader in (
@@ -232,7 +338,7 @@ def test_readers_without_files_or_cache_have_no_entry(tmp_path: Path, monkeypatc
         fastpipe.read_csv([path, path.read_bytes()], columns=["a", "b"], batch_size=64, index_cache=tmp_path),
         fastpipe.from_arrays({"a": np.arange(ROWS), "b": np.arange(ROWS) % 7}, batch_size=64),
     ):
-        assert rows_of(reader.filter(CONDITION))[: len(PASSING)] == PASSING
+        assert rows_of(select(reader))
 
 
 @pytest.mark.parametrize("method", ["pack", "bucket"])

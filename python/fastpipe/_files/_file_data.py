@@ -59,14 +59,16 @@ class FileData(BaseDataset):
 
     def index_entries(self) -> IndexEntries | None:
         """Returns the entries of the files. None without an index cache, or if a file isn't on a disk."""
-        directory = cache_directory(self._index_cache)
-        if directory is None or not all(isinstance(file, str) for file in self._given):
-            return None
-        return IndexEntries(directory, self.files, self.handle.stamps)
+        directory, stamps = cache_directory(self._index_cache), self.stamps()
+        return IndexEntries(directory, self.files, stamps) if directory is not None and stamps else None
 
     def file_sizes(self) -> list[int]:
         """Returns the size of each file in bytes."""
         return [size for _, size, _ in self.handle.files()]
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """Returns the size and the modification time of each file when it was opened. Empty if one isn't on a disk."""
+        return self.handle.stamps if all(isinstance(file, str) for file in self._given) else []
 
     def unit_files(self) -> npt.NDArray[np.int64]:
         """Returns the index of each unit's file."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastpipe._reader.ordering import Ordering
+from fastpipe._reader.sequential_reads import in_sequence
 
 if TYPE_CHECKING:
     from fastpipe._reader.dataset import Dataset
@@ -21,11 +20,7 @@ def cache(reader: Reader, directory: str | os.PathLike[str] | None, max_bytes: i
     from fastpipe.units._cache import cached
 
     def read(data: Dataset, rows: int, **changes: Any) -> Reader:
-        """Returns a reader of rows in the order of a dataset, in batches of `rows` rows."""
-        ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
-        running = replace(reader._running, prefetch=None)
-        return reader._like(data, ordering=ordering, running=running, epochs=1, **changes)
+        """Returns a reader of rows in the order of a dataset, in batches of up to `rows` rows."""
+        return in_sequence(reader, data, rows, **changes)
 
-    # With a limit, batches have the size for which the limit was chosen.
-    rows = _ROWS if reader._running.memory_limit is None else reader.batch_size
-    return reader._like(cached(reader._data, read, rows, directory, max_bytes))
+    return reader._like(cached(reader._data, read, _ROWS, directory, max_bytes))

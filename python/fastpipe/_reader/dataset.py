@@ -256,6 +256,12 @@ class FileDataset(Dataset, Protocol):
     def file_sizes(self) -> list[int]:
         """Returns the size of each file in bytes."""
 
+    def stamps(self) -> list[tuple[int, int]]:
+        """Returns the size and the modification time in nanoseconds that each file had when it was opened.
+
+        Empty if a file isn't on a disk.
+        """
+
     def unit_files(self) -> npt.NDArray[np.int64]:
         """Returns the index of each unit's file, int64 `[units]`, ascending. Files without rows may be omitted."""
 

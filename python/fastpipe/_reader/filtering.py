@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,18 +15,14 @@ from fastpipe._expressions import Expr, abridged, most_values
 from fastpipe._reader.condition_bounds import may_pass
 from fastpipe._reader.conditions import Condition, Evaluated
 from fastpipe._reader.indexed_rows import indexed
-from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.selection import Selected, check, select
+from fastpipe._reader.sequential_reads import columns_of
 from fastpipe.errors import RowsLeftOutWarning, memory_errors
 
 if TYPE_CHECKING:
-    from fastpipe._reader.dataset import Dataset
     from fastpipe._reader.reader import Reader
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-
-# Number of rows in a record batch, and the maximum for a long list of values, whose hash table is built once per batch.
-_ROWS, _MOST_ROWS = 1 << 16, 1 << 20
 
 
 def filter_rows(reader: Reader, condition: Expr) -> Reader:
@@ -60,7 +55,7 @@ def _passing(reader: Reader, condition: Condition, most: int) -> tuple[npt.NDArr
     what = "filter", repr(condition.expression)
     size = -(-reader._data.handle.num_rows // 8)
     bits, known = indexed(reader, condition.names, what, (size, np.uint8), read)
-    return bits, " (known from the index cache)" if known else skipped
+    return bits, known or skipped
 
 
 def _read(reader: Reader, condition: Condition, most: int) -> tuple[npt.NDArray[np.uint8], str]:
@@ -76,6 +71,7 @@ def _read(reader: Reader, condition: Condition, most: int) -> tuple[npt.NDArray[
                 return np.zeros(-(-rows // 8), np.uint8), skipped
             bits = packed((np.full(number, each) for number, each in zip(units, kept, strict=True)), rows)
             data, spread = Selected(data, bits), functools.partial(_spread, units=units, kept=kept)
+    # The hash table of a long list of values is built once per batch.
     with columns_of(reader, condition.names, most, data) as columns, memory_errors("filter rows"):
         return packed(spread(map(condition.passes, columns.to_arrow_reader())), rows), skipped
 
@@ -96,19 +92,18 @@ def _spread(masks: Iterable[_Mask], units: Sequence[int], kept: _Mask) -> Iterat
     _check(len(mask) == 0 and next(masks, None) is None)
 
 
-def evaluated(reader: Reader, what: str, expression: Expr) -> npt.NDArray[Any]:
+def evaluated(reader: Reader, what: str, checked: Evaluated) -> npt.NDArray[Any]:
     """Returns the value of an expression in each row of a reader without ranks, `[rows]`.
 
     Args:
         reader: The reader.
         what: Name of the argument, for errors.
-        expression: The expression.
+        checked: The expression.
 
     Raises:
-        SchemaError: If the expression doesn't fit the features.
         ValueError: If the value is null in some row.
     """
-    checked, found, rows = Evaluated(expression, reader.features, f"{what}="), [np.empty(0)], 0
+    expression, found, rows = checked.expression, [np.empty(0)], 0
     with columns_of(reader, checked.names, most_values(expression)) as columns, memory_errors(f"evaluate {what}"):
         for values in map(checked.values, columns.to_arrow_reader()):
             if values.null_count:
@@ -120,22 +115,6 @@ def evaluated(reader: Reader, what: str, expression: Expr) -> npt.NDArray[Any]:
             found.append(np.array(values.to_numpy(zero_copy_only=False)))
             rows += len(values)
     return np.concatenate(found[1:] or found)
-
-
-def columns_of(reader: Reader, names: Sequence[str], most: int = 0, data: Dataset | None = None) -> Reader:
-    """Returns a reader of some features of all rows, or of the rows of `data`, a selection of them.
-
-    Its batches have at least `most` rows if memory allows it.
-    """
-    rows = min(max(_ROWS, most), _MOST_ROWS)
-    if reader._running.memory_limit is not None:
-        # The reader's own batches have these rows and all columns.
-        rows = min(rows, reader.batch_size)
-    ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
-    running = replace(reader._running, prefetch=None)
-    return reader._like(
-        (reader._data if data is None else data).narrowed(names), ordering=ordering, running=running, epochs=1
-    )
 
 
 def _report_no_row(rows: int, condition: Expr) -> None:

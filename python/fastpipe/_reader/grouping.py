@@ -15,10 +15,10 @@ import numpy.typing as npt
 from fastpipe._arguments import shown
 from fastpipe._locations import Location
 from fastpipe._reader.dataset import BaseDataset, Dataset
-from fastpipe._reader.filtering import columns_of
 from fastpipe._reader.indexed_rows import indexed
 from fastpipe._reader.ordering import Ordering, digest
 from fastpipe._reader.packs import without_masks
+from fastpipe._reader.sequential_reads import columns_of
 from fastpipe._reader.state import VERSION
 from fastpipe._text import plural
 from fastpipe.batch import Masked, Ragged

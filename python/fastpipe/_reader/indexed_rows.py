@@ -27,8 +27,10 @@ def indexed(
     what: Sequence[Any],
     shape: tuple[int, npt.DTypeLike],
     compute: Callable[[], npt.NDArray[Any]],
-) -> tuple[npt.NDArray[Any], bool]:
-    """Returns values that are computed from some features of all rows, and whether they come from the index cache.
+) -> tuple[npt.NDArray[Any], str]:
+    """Returns values that are computed from some features of all rows, and a phrase for plans.
+
+    The phrase is empty if the rows were read. Otherwise it says that the values come from the index cache.
 
     Args:
         reader: The reader.
@@ -40,7 +42,7 @@ def indexed(
     data, (count, dtype) = reader._data, shape
     entries = data.index_entries()
     if entries is None:
-        return compute(), False
+        return compute(), ""
     features = encoded_features(Features({name: reader.features[name] for name in names}))
     of_data = [data.fingerprint(), dict(data.interpretation), data.categories]
     text = json.dumps([_FORMAT, __version__, of_data, features, *what], sort_keys=True)
@@ -52,4 +54,5 @@ def indexed(
 
     with memory_errors("read the index cache"):
         values, known = entries.get(text, count * stored.itemsize, computed)
-    return np.frombuffer(values, stored).astype(dtype, copy=False), known
+    found = np.frombuffer(values, stored).astype(dtype, copy=False)
+    return found, " (known from the index cache)" if known else ""

@@ -13,17 +13,21 @@ each row is drawn with exactly the same probability, and each sample has exactly
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace as replaced
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag, within
 from fastpipe._expressions import Expr
+from fastpipe._reader.conditions import Evaluated
 from fastpipe._reader.filtering import evaluated
+from fastpipe._reader.indexed_rows import indexed
 from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, seed_of
 from fastpipe._reader.selection import Selected, check, select
+from fastpipe._reader.sequential_reads import columns_of
 from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError, UnsupportedError
 
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
 
 _Rows = npt.NDArray[np.int64]
+# An array with a value for each row, the name of a feature, or an expression.
+_Checked: TypeAlias = npt.NDArray[Any] | str | Evaluated
 
 # Other streams with the same seed have smaller numbers, or belong to `BlockRows`.
 _STRATA = 1 << 44
@@ -281,8 +287,8 @@ def sample(
     if len(used) > 1 or (used and anew):
         raise ValueError(f"pass only one of {', '.join(used + ['redraw'] * anew)}")
     if used:
-        numbers = _drawn(reader, count, seed_of(seed), number, used[0], given[used[0]], replace=again)
-        return select(reader, np.sort(numbers), method=("sample", f"{used[0]}=, part {number}"))
+        numbers, known = _drawn(reader, count, seed_of(seed), number, used[0], given[used[0]], replace=again)
+        return select(reader, np.sort(numbers), method=("sample", f"{used[0]}=, part {number}{known}"))
     ordering = reader._ordering.sample(count, skipped, None if seed is None else int(seed), replace=again)
     if anew:
         _check_order(reader)
@@ -293,36 +299,68 @@ def sample(
     return select(reader, rows_of_sample(drawn), method=("sample", f"{how}, part {number}"))
 
 
-def _drawn(reader: Reader, rows: int, seed: int, part: int, how: str, given: Any, *, replace: bool) -> _Rows:
-    """Draws a stratified, balanced or weighted sample."""
+def _drawn(
+    reader: Reader, rows: int, seed: int, part: int, how: str, given: Any, *, replace: bool
+) -> tuple[_Rows, str]:
+    """Draws a stratified, balanced or weighted sample, and returns its rows and a phrase for plans."""
+    there = reader._data.handle.num_rows
     if how == "weights":
         # A product with a float is a float.
-        values = _values(reader, how, given * 1.0 if isinstance(given, Expr) else given)
-        if values.dtype.kind not in "biuf":
-            raise TypeError(f"weights must be numbers; got {values.dtype}")
-        # Numbers that float64 can't represent are converted to infinity, which raises an error.
-        with np.errstate(over="ignore"):
-            floats = values.astype(np.float64)
-        return weighted(floats, rows, seed, part, replace=replace)
-    values = _values(reader, how, given)
-    codes = codes_of(values)
+        checked = _checked(reader, how, given * 1.0 if isinstance(given, Expr) else given)
+        weights, known = _computed(reader, how, checked, "weights", np.float64, _weights)
+        return weighted(weights, rows, seed, part, replace=replace), known
+    checked = _checked(reader, how, given)
+    codes, known = _computed(reader, how, checked, "strata", np.min_scalar_type(there), codes_of)
+    codes = codes.astype(np.int64, copy=False)
     if how == "stratify":
-        return stratified(codes, rows, seed, part, replace=replace)
+        return stratified(codes, rows, seed, part, replace=replace), known
     try:
-        return balanced(codes, rows, seed, part, replace=replace)
+        return balanced(codes, rows, seed, part, replace=replace), known
     except TooFewRowsError as error:
-        sizes = np.bincount(codes)
-        value = values[int(np.argmax(codes == error.stratum))]
+        sizes, row = np.bincount(codes), int(np.argmax(codes == error.stratum))
+        if isinstance(checked, np.ndarray):
+            value = checked[row]
+        else:
+            # The index cache has only the codes.
+            plain = reader._like(reader._data, ordering=Ordering.checked(batch_size=1))
+            value = _values(select(plain, np.array([row])), how, checked)[0]
         raise ValueError(
             f"balance: {sizes[error.stratum]} rows have the value {value!s:.100}, fewer than the {error.needed} to be"
             f" drawn of each value: draw at most rows={sizes.min() // (part + 1) * len(sizes)}, or set replace=True"
         ) from None
 
 
-def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
-    """Returns a value for each row: the given array, or the values of a feature or an expression."""
+def _computed(
+    reader: Reader,
+    how: str,
+    checked: _Checked,
+    kind: str,
+    dtype: npt.DTypeLike,
+    compute: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+) -> tuple[npt.NDArray[Any], str]:
+    """Returns an array that is computed from a value for each row, and a phrase for plans.
+
+    The index cache keeps it, with this dtype, if it is computed from features. `kind` says what is computed.
+    """
+    if isinstance(checked, np.ndarray):
+        return compute(checked), ""
+    names, text = ([checked], "") if isinstance(checked, str) else (checked.names, repr(checked.expression))
+    shape = reader._data.handle.num_rows, dtype
+    return indexed(reader, names, (kind, *names, text), shape, lambda: compute(_values(reader, how, checked)))
+
+
+def _weights(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"weights must be numbers; got {values.dtype}")
+    # Numbers that float64 can't represent are converted to infinity, which raises an error.
+    with np.errstate(over="ignore"):
+        return values.astype(np.float64)
+
+
+def _checked(reader: Reader, what: str, given: Any) -> _Checked:
+    """Returns an array with a value for each row, the name of a feature, or an expression."""
     if isinstance(given, Expr):
-        return evaluated(reader, what, given)
+        return Evaluated(given, reader.features, f"{what}=")
     there = reader._data.handle.num_rows
     if not isinstance(given, str):
         values = np.asarray(given)
@@ -336,20 +374,26 @@ def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
             f" fastpipe.col({next(iter(reader.features), 'age')!r}) > 3; got {given!r}. The features are {known}",
             feature=given,
         )
+    return given
+
+
+def _values(reader: Reader, what: str, checked: str | Evaluated) -> npt.NDArray[Any]:
+    """Returns the value of a feature or an expression in each row."""
+    if isinstance(checked, Evaluated):
+        return evaluated(reader, what, checked)
     parts = []
-    plain = Ordering.checked(batch_size=1 << 16)
-    with reader._like(reader._data, ordering=plain, epochs=1) as all_rows:
+    with columns_of(reader, [checked]) as all_rows:
         for batch in all_rows:
-            values = batch[given]
+            values = batch[checked]
             if isinstance(values, Masked):
                 if not np.asarray(values.valid).all():
-                    raise ValueError(f"{what}: {given!r} is null in some rows: use a fill value when reading it")
+                    raise ValueError(f"{what}: {checked!r} is null in some rows: use a fill value when reading it")
                 values = values.values
             # Keeping the array itself would keep the memory of all columns of the batch.
             parts.append(np.array(values))
     found = np.concatenate(parts)
     if found.ndim != 1:
-        raise ValueError(f"{what}: {given!r} must have one value per row")
+        raise ValueError(f"{what}: {checked!r} must have one value per row")
     return found
 
 

@@ -27,8 +27,9 @@ import numpy.typing as npt
 from fastpipe._arguments import shown, within
 from fastpipe._fastpipe import hash_integers, hash_texts
 from fastpipe._reader.dataset import Dataset, DerivedDataset, FileDataset
-from fastpipe._reader.ordering import Ordering
+from fastpipe._reader.indexed_rows import indexed
 from fastpipe._reader.selection import check, select
+from fastpipe._reader.sequential_reads import columns_of
 from fastpipe.batch import Masked, Strings
 from fastpipe.errors import SchemaError
 from fastpipe.specs import DenseSpec, RaggedSpec, SparseSpec
@@ -58,9 +59,8 @@ def split(reader: Reader, fractions: Sequence[float], by: str | None, seed: int)
             f"fractions must sum to 1; {given} sum to {float(total):.9g}. Add a fraction for the remaining rows, or"
             " divide each fraction by the sum"
         )
-    hashes = _hashes(reader, "by", by, within("seed", seed, 0, _LARGEST_SEED))
-    sides = sides_of(hashes, reader._data.handle.num_rows, exact)
-    key = _key(by, seed)
+    sides, known = _sides(reader, by, within("seed", seed, 0, _LARGEST_SEED), exact)
+    key = _key(by, seed) + known
     return tuple(
         select(
             reader, sides == side, method=("split", f"part {side} of {len(exact)}, fraction {fractions[side]:g}, {key}")
@@ -79,12 +79,10 @@ def folds(
     if by is not None and stratify is not None:
         raise ValueError("pass either by or stratify, not both: rows with equal keys must not be in different folds")
     if stratify is not None:
-        strata, places = column_hashes(reader, "stratify", stratify, number), _place_hashes(reader._data, number)
-        sides = dealt(_joined(strata), _joined(places), count)
+        sides, known = _dealt_sides(reader, stratify, number, count)
     else:
-        hashes = _hashes(reader, "by", by, number)
-        sides = sides_of(hashes, reader._data.handle.num_rows, [Fraction(1, count)] * count)
-    key = _key(by, seed) if stratify is None else f"stratify={stratify!r}, seed={seed}"
+        sides, known = _sides(reader, by, number, [Fraction(1, count)] * count)
+    key = (_key(by, seed) if stratify is None else f"stratify={stratify!r}, seed={seed}") + known
     return [
         (
             select(reader, sides != side, method=("folds", f"all but fold {side} of {count}, {key}")),
@@ -136,7 +134,7 @@ def sides_of(hashes: Iterable[_Hashes], rows: int, fractions: Sequence[Fraction]
     thresholds = [int(sum_ * 2**64) for sum_ in itertools.accumulate(fractions[:-1])]
     # No hash reaches 2^64, so parts after such a threshold have no rows.
     reached = np.array([threshold for threshold in thresholds if threshold < 2**64], np.uint64)
-    sides = np.empty(rows, np.uint8 if len(fractions) <= 2**8 else np.uint16)
+    sides = np.empty(rows, _type_of_sides(len(fractions)))
     at = 0
     for some in hashes:
         sides[at : at + len(some)] = np.searchsorted(reached, some, side="right")
@@ -160,12 +158,35 @@ def _joined(hashes: Iterable[_Hashes]) -> _Hashes:
     return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
 
-def _hashes(reader: Reader, what: str, column: str | None, seed: int) -> Iterator[_Hashes]:
-    """Yields the hash of each row's key, which is the value of a column or, without a column, the row's place.
+def _type_of_sides(count: int) -> type[np.uint8 | np.uint16]:
+    return np.uint8 if count <= 2**8 else np.uint16
 
-    Each array has the hashes of consecutive rows, so that only the sides of all rows are in memory at once.
+
+def _sides(reader: Reader, by: str | None, seed: int, fractions: Sequence[Fraction]) -> tuple[npt.NDArray[Any], str]:
+    """Returns the index of each row's part, and a phrase for plans.
+
+    A row's key is the value of a column or, without a column, the row's place. Only the sides of all rows are in memory
+    at once, and the index cache keeps them.
     """
-    return _place_hashes(reader._data, seed) if column is None else column_hashes(reader, what, column, seed)
+    rows = reader._data.handle.num_rows
+    if by is None:
+        return sides_of(_place_hashes(reader._data, seed), rows, fractions), ""
+    _check_key(reader, "by", by)
+    what, shape = ("sides", by, seed, list(map(str, fractions))), (rows, _type_of_sides(len(fractions)))
+    return indexed(reader, [by], what, shape, lambda: sides_of(_column_hashes(reader, "by", by, seed), rows, fractions))
+
+
+def _dealt_sides(reader: Reader, stratify: str, seed: int, count: int) -> tuple[npt.NDArray[Any], str]:
+    """Returns the index of each row's fold, and a phrase for plans."""
+    _check_key(reader, "stratify", stratify)
+
+    def read() -> npt.NDArray[Any]:
+        strata = _column_hashes(reader, "stratify", stratify, seed)
+        return dealt(_joined(strata), _joined(_place_hashes(reader._data, seed)), count)
+
+    # The place of a row depends on names of files, which may be links.
+    what = "folds", stratify, seed, count, list(map(_place_name, reader._data.files))
+    return indexed(reader, [stratify], what, (reader._data.handle.num_rows, _type_of_sides(count)), read)
 
 
 def _place_hashes(data: Dataset, seed: int) -> Iterator[_Hashes]:
@@ -243,14 +264,13 @@ def _hash_of_text(text: str, seed: int) -> np.uint64:
     return hashed
 
 
-def column_hashes(reader: Reader, what: str, column: str, seed: int) -> Iterator[_Hashes]:
-    """Yields the hash of a column's value in each row, for consecutive rows. Reads all rows once.
+def _check_key(reader: Reader, what: str, column: str) -> None:
+    """Checks that rows have the value of a feature as their key.
 
     Args:
         reader: The reader.
         what: Name of the argument, for errors.
         column: Name of a feature.
-        seed: Seed of the hash.
 
     Raises:
         SchemaError: If the feature doesn't exist, or if it isn't a column of integers, bools, times, text or bytes.
@@ -266,12 +286,13 @@ def column_hashes(reader: Reader, what: str, column: str, seed: int) -> Iterator
         raise _no_key(what, column, "has several values per row")
     if spec.dtype.startswith("float"):
         raise _no_key(what, column, f"has the dtype {spec.dtype}, and equal keys may be rounded differently")
+
+
+def _column_hashes(reader: Reader, what: str, column: str, seed: int) -> Iterator[_Hashes]:
+    """Yields the hash of a column's value in each row, for consecutive rows. Reads all rows once."""
     texts = reader.categories.get(column)
     of_categories = None if texts is None else np.array([_hash_of_text(text, seed) for text in texts], np.uint64)
-    # With a limit, batches have the size for which the limit was chosen.
-    size = _ROWS if reader._running.memory_limit is None else reader.batch_size
-    ordering = Ordering.checked(batch_size=size, seed=reader.seed)
-    with reader._like(reader._data.narrowed([column]), ordering=ordering, epochs=1) as all_rows:
+    with columns_of(reader, [column]) as all_rows:
         for batch in all_rows:
             values, valid = batch[column], None
             if isinstance(values, Masked):

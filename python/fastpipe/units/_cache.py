@@ -23,7 +23,7 @@ from fastpipe._arrow.schema import encoded_features, require_pyarrow, schema_of
 from fastpipe._fastpipe import RemoteDataset
 from fastpipe._files._atomic_write import replacing
 from fastpipe._locations import Location
-from fastpipe._reader.dataset import BaseDataset, DerivedDataset, SourceWording
+from fastpipe._reader.dataset import BaseDataset, DerivedDataset, FileDataset, SourceWording
 from fastpipe._reader.mixed_data import MixedDataset
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
@@ -110,17 +110,16 @@ def _identity(data: Dataset) -> list[Any]:
     # The fingerprint of a custom source identifies its contents.
     if isinstance(data, UnitsData) and not type(data._units).__module__.startswith("fastpipe."):
         return []
-    try:
-        found = [(os.path.realpath(path), os.stat(path)) for path in data.files]
-    except (OSError, ValueError):
-        found = []
-    if not found:
+    # The key must belong to the contents that were opened, even if a file has changed since.
+    stamps = data.stamps() if isinstance(data, FileDataset) else []
+    if not stamps or not all(map(os.path.isfile, data.files)):
         reason = (
             f"cache(directory=...) cannot tell whether {data} has changed, because it doesn't consist of local files:"
             " use cache() for memory, or write its rows to a file and read that"
         )
         raise UnsupportedError(reason, reason=reason)
-    return [[os.fsencode(path).hex(), status.st_size, status.st_mtime_ns] for path, status in found]
+    real = [os.fsencode(os.path.realpath(path)).hex() for path in data.files]
+    return [[path, *stamp] for path, stamp in zip(real, stamps, strict=True)]
 
 
 def _check(data: Dataset) -> None:

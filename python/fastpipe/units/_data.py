@@ -283,6 +283,7 @@ class UnitsData(BaseDataset):
         self.interpretation = vocabularies.interpretation(features)
         self.files: list[str] = list(getattr(units, "files", []))
         self.categories = dict(self.handle.categories())
+        self._digest: tuple[str, str] | None = None
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the counts of units and rows, and a digest of the row counts and the source's fingerprint."""
@@ -291,12 +292,10 @@ class UnitsData(BaseDataset):
             told = json.dumps(own, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise TypeError(f"fingerprint() must return a JSON value: {error}") from error
-        layout = json.dumps(self._rows).encode()
-        return {
-            "units": len(self._rows),
-            "rows": self.handle.num_rows,
-            "digest": digest(layout, b"\0", told.encode()),
-        }
+        if self._digest is None or self._digest[0] != told:
+            # There may be a million units, and the digest is needed for each state.
+            self._digest = told, digest(json.dumps(self._rows).encode(), b"\0", told.encode())
+        return {"units": len(self._rows), "rows": self.handle.num_rows, "digest": self._digest[1]}
 
     def default_window(self, batch_size: int) -> int:
         """Returns the number of rows of a window whose units occupy at most about 256 MiB in memory.

@@ -471,6 +471,12 @@ class FileUnits:
         """The size of each file in bytes."""
         return [file.size for file in self._found]
 
+    @property
+    def stamps(self) -> list[tuple[int, int]]:
+        """The size and the modification time of each file. Empty if the time of a file is unknown, as in memory."""
+        known = [(file.size, file.modified) for file in self._found if file.modified is not None]
+        return known if len(known) == len(self._found) else []
+
     def subset(self, numbers: Iterable[int]) -> Self:
         """Returns the units of some of the files."""
         return type(self)(self._storage, [self._found[number] for number in numbers], self._columns, **self._how())
@@ -506,6 +512,11 @@ class FilesData(UnitsData):
         """Returns the size of each file in bytes."""
         sizes: list[int] = self._units.sizes
         return sizes
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """Returns the size and the modification time of each file when it was opened. Empty if one isn't on a disk."""
+        stamps: list[tuple[int, int]] = self._units.stamps
+        return stamps
 
     def unit_files(self) -> npt.NDArray[np.int64]:
         """Returns the index of each unit's file."""

@@ -37,6 +37,8 @@ pub(crate) struct Data {
     /// The rows in the sequence of passes without shuffling, or `None` if it is the sequence of the units.
     sequence: Option<Arc<Vec<u64>>>,
     rows: OnceLock<Arc<Units>>,
+    /// The sum over all units, of which there may be millions. Each state has it.
+    num_rows: OnceLock<u64>,
     /// Shared by all passes. Only locked while holding the GIL, so that no other thread can hold it when a process
     /// forks.
     memory: Mutex<Option<Arc<Memory>>>,
@@ -73,6 +75,7 @@ impl Data {
             packing: None,
             sequence: None,
             rows: OnceLock::new(),
+            num_rows: OnceLock::new(),
             memory: Mutex::default(),
         }
     }
@@ -249,7 +252,7 @@ impl Data {
     fn num_rows(&self) -> u64 {
         match &self.packing {
             Some(packing) => packing.sections().total(),
-            None => self.rows().map(u64::from).sum(),
+            None => *self.num_rows.get_or_init(|| self.rows().map(u64::from).sum()),
         }
     }
 
