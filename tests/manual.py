@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -115,14 +114,14 @@ class Example(NamedTuple):
 
     Attributes:
         output: What the code prints, if the next block shows it.
-        programs: The page's programs by file name, if the commands run one.
+        programs: Names and contents of the page's programs, if the commands run one.
     """
 
     page: Path
     language: str
     code: str
     output: str | None = None
-    programs: Mapping[str, str] = MappingProxyType({})
+    programs: tuple[tuple[str, str], ...] = ()
 
 
 # A block of code, and a block of text that follows without prose.
@@ -152,7 +151,7 @@ def examples(page: Path) -> Iterator[Example]:
                 if line.startswith("fastpipe ") or any(name in line for name in files)
             ]
             if runs:
-                yield Example(page, language, "\n".join(commands), output or None, files)
+                yield Example(page, language, "\n".join(commands), output or None, tuple(files.items()))
             else:
                 yield from (Example(page, language, line) for line in commands)
 

@@ -119,7 +119,7 @@ def _run_commands(example: Example) -> None:
     If the page shows an output, the commands must end with it, because Ray logs to the same stream. Otherwise, each
     command must print something.
     """
-    for name, code in example.programs.items():
+    for name, code in example.programs:
         _require_frameworks(code)
         Path(name).write_text(code, "utf-8")
     if sys.platform == "win32" and "torchrun" in example.code:
