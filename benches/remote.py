@@ -1,16 +1,16 @@
-"""Reads Avro files from a web server through slow and unreliable links, beside fsspec with fastavro.
+"""Compares fastpipe with fsspec and fastavro: Avro files from a web server, through slow and unreliable links.
 
 The server (snailmail) runs in another process on the same machine and has one link. Every request waits for a time to
 the first byte, and all responses share the link's rate. There are three links:
 
 * `steady`: 50 ms for each request, 200 MB/s;
-* `stalls`: log-normal times with a mode of 50 ms and sigma 0.5, of which 0.5 % are 5 seconds instead, 200 MB/s;
+* `stalls`: log-normal times with a mode of 50 ms and sigma 0.5, but 5 seconds for 0.5 % of the requests, 200 MB/s;
 * `free`: no delay and no limit, so that the processors are the limit.
 
 The files have records of an integer and 256 floats, in blocks of 64 KiB without compression. A pass reads all rows in
-batches of 1,024. fastpipe has an index cache, so blocks are known; `opening` is the time that finding them took. The
-waits are those of the program for a batch. "of the link" is the share of the link's rate that the rows had. Rows are
-counted, and their sums compared with the data.
+batches of 1,024. fastpipe has an index cache, so it knows the blocks; `opening` is the rate at which it found them. A
+wait is the time until the program has its next batch. "of the link" is the rate of the rows divided by the rate of the
+link. The bench counts rows, and compares their sums with the data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FEATURES = {"id": fastpipe.DenseSpec((), "int64"), "x": fastpipe.DenseSpec((WIDT
 
 
 class Pass(NamedTuple):
-    """What a pass read, how long each batch took, and what it asked the server for."""
+    """The rows and the sum of ids that a pass read, the wait for each batch, and the server's counts of requests."""
 
     rows: int
     total: int
@@ -52,7 +52,7 @@ class Pass(NamedTuple):
 
 
 def serve(folder: str, orders: Connection) -> None:
-    """Runs the server until it is told to stop."""
+    """Runs the server until the bench sends None."""
     from snailmail import Fixed, HTTPRangeServer, LogNormal
 
     def latency(link: str) -> Any:
@@ -150,7 +150,7 @@ def read_fsspec(server: Server, link: str, urls: list[str]) -> Pass:
 
 
 def finished(server: Server, rows: int, total: int, waits: list[float]) -> Pass:
-    """Adds what the server counted."""
+    """Returns a pass with the server's counts."""
     stats = server.ask("stats")
     return Pass(rows, total, waits, stats["n_requests"], stats["total_bytes"], stats["methods"])
 
@@ -167,7 +167,7 @@ def main(bench: Bench) -> None:
         with serving(folder) as server, tempfile.TemporaryDirectory() as cache:
             urls = [server.base + name for name in names]
             opened = partial(fastpipe.read_avro, urls, features=FEATURES, batch_size=BATCH_SIZE, index_cache=cache)
-            time.sleep(2)  # Files that were modified a moment ago aren't indexed.
+            time.sleep(2)  # fastpipe doesn't index files that were modified within the last two seconds.
             server.ask("steady")
             begun = time.perf_counter()
             opened()

@@ -37,9 +37,10 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_llms_txt",
 ]
-include_patterns = ["*.md", "docs/**.md", "benches/*.md", "benches/notes/*.md"]
+include_patterns = ["*.md", "docs/**.md", "benches/*.md", "benches/notes/*.md", "examples/*.md"]
 # Sphinx walks through all folders that aren't excluded.
-exclude_patterns = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("docs", "benches")]
+PAGES = ("docs", "benches", "examples")
+exclude_patterns = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in PAGES]
 exclude_patterns += ["benches/.*", "benches/peers", "docs/_*"]
 
 # Pages are plain Markdown that GitHub renders, too.

@@ -110,29 +110,50 @@ def write(folder: Path) -> None:
 
 
 class Example(NamedTuple):
-    """Python code, or one `fastpipe` command.
+    """Python code, one command, or a block of commands of which some run in the background.
 
     Attributes:
         output: What the code prints, if the next block shows it.
+        programs: Names and contents of the page's programs, if the commands run one.
     """
 
     page: Path
     language: str
     code: str
     output: str | None = None
+    programs: tuple[tuple[str, str], ...] = ()
 
 
 # A block of code, and a block of text that follows without prose.
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 
 
+def programs(page: Path) -> dict[str, str]:
+    """Returns the blocks of Python that begin with the name of a file (`# train.py`), by that name."""
+    blocks = (code for language, code, _ in _BLOCK.findall(page.read_text("utf-8")) if language == "python")
+    return {named[1]: code for code in blocks if (named := re.match(r"# (\w+\.py)\n", code))}
+
+
 def examples(page: Path) -> Iterator[Example]:
-    """Yields the examples of a page in order. Commands of other programs are skipped."""
+    """Yields the examples of a page in order.
+
+    Commands are those of fastpipe, and those that run a program of the page. Other commands are skipped.
+    """
+    files = programs(page)
     for language, code, output in _BLOCK.findall(page.read_text("utf-8")):
-        if language == "python":
+        if language == "python" and code not in files.values():
             yield Example(page, language, code, output or None)
         elif language == "sh":
-            yield from (Example(page, language, line) for line in code.splitlines() if line.startswith("fastpipe "))
+            runs = any(name in code for name in files)
+            commands = [
+                line
+                for line in code.splitlines()
+                if line.startswith("fastpipe ") or any(name in line for name in files)
+            ]
+            if runs:
+                yield Example(page, language, "\n".join(commands), output or None, tuple(files.items()))
+            else:
+                yield from (Example(page, language, line) for line in commands)
 
 
 def _prose(page: Path) -> str:

@@ -15,6 +15,7 @@ LINKING = [
     *sorted(manual.ROOT.glob("*.md")),
     *manual.PAGES,
     *manual.REFERENCE,
+    manual.ROOT / "examples/README.md",
     *sorted((manual.ROOT / "benches").glob("*.md")),
     *sorted((manual.ROOT / "benches/notes").glob("*.md")),
 ]

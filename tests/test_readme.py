@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -71,18 +72,24 @@ def _run_python(example: Example) -> None:
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():
             pytest.skip("requires a GPU")
-    frameworks = [
-        framework
-        for framework in ("torch", "jax", "tensorflow")
-        if re.search(rf"\b(import|from|fastpipe\.)\s*{framework}\b", code)
-    ]
-    for framework in frameworks:
-        pytest.importorskip(framework)
+    frameworks = _require_frameworks(code)
     assert re.search(r"^(import|from) fastpipe", code, re.MULTILINE), "the example must import fastpipe"
     if "torch" in frameworks:
         _execute_apart(example=example, folder=Path.cwd())
     else:
         _execute(example)
+
+
+def _require_frameworks(code: str) -> list[str]:
+    """Returns the frameworks that code imports. Skips the test if one isn't installed."""
+    frameworks = [
+        framework
+        for framework in ("torch", "jax", "tensorflow", "ray")
+        if re.search(rf"\b(import|from|fastpipe\.)\s*{framework}\b", code)
+    ]
+    for framework in frameworks:
+        pytest.importorskip(framework)
+    return frameworks
 
 
 def _execute(example: Example) -> None:
@@ -103,11 +110,39 @@ def _execute_apart(example: Example, folder: Path) -> None:
     _execute(example)
 
 
-def _run_command(command: str) -> None:
-    words = command.split("#")[0].split()
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=500)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout
+COMMANDS = {"fastpipe": ["-m", "fastpipe"], "python": [], "torchrun": ["-m", "torch.distributed.run"]}
+
+
+def _run_commands(example: Example) -> None:
+    """Runs commands as a shell does: `NAME=value command`, and `command &` in the background, to the end of the block.
+
+    If the page shows an output, the commands must end with it, because Ray logs to the same stream. Otherwise, each
+    command must print something.
+    """
+    for name, code in example.programs:
+        _require_frameworks(code)
+        Path(name).write_text(code, "utf-8")
+    if sys.platform == "win32" and "torchrun" in example.code:
+        pytest.skip("torch's builds for Windows have no libuv, which torchrun needs")
+    outputs = []
+    with contextlib.ExitStack() as background:
+        for command in example.code.splitlines():
+            words = shlex.split(command, comments=True)
+            environment = dict(os.environ)
+            while "=" in words[0]:
+                environment.update([words.pop(0).split("=", 1)])
+            line = [sys.executable, *COMMANDS[words[0]], *words[1:]]
+            if line[-1] == "&":
+                process = background.enter_context(subprocess.Popen(line[:-1], env=environment))
+                background.callback(process.terminate)
+                continue
+            done = subprocess.run(line, capture_output=True, text=True, timeout=500, env=environment)
+            errors = "" if example.programs else done.stderr  # frameworks and Ray log to stderr
+            assert (done.returncode, errors) == (0, ""), done.stdout + done.stderr
+            assert done.stdout
+            outputs.append(done.stdout)
+    if example.output is not None:
+        assert "".join(outputs).endswith(example.output)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +154,7 @@ def test_examples(page: Path, example: Example, monkeypatch: pytest.MonkeyPatch)
     if example.language == "python":
         _run_python(example)
     else:
-        _run_command(example.code)
+        _run_commands(example)
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if path != manual.INDEX], ids=_name)
@@ -141,6 +176,13 @@ def test_each_page_has_an_example(path: Path) -> None:
 def test_wrong_comments_are_found(code: str) -> None:
     with pytest.raises(AssertionError):
         ShownValues(code, "example").run({"numpy": np})
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_name)
+def test_each_program_is_run(path: Path) -> None:
+    commands = [example.code for example in manual.examples(path) if example.programs]
+    run = {name for name in manual.programs(path) if any(name in code for code in commands)}
+    assert run == manual.programs(path).keys()
 
 
 def test_wrong_outputs_are_found(tmp_path: Path) -> None:
