@@ -256,8 +256,8 @@ def read_avro(
             None: no cache.
         storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
             fsspec or polars. Defaults to None: the environment's credentials and settings.
-        block_cache: A folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`: bytes of URLs are kept
-            there for later epochs and other processes. Paths of local files ignore it. Defaults to None: no cache.
+        block_cache: A folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`, which keeps bytes of
+            URLs for later epochs and other processes. Paths of local files ignore it. Defaults to None: no cache.
         reader_schema: A schema to which the schemas of all files are resolved, by the rules of Avro 1.12: JSON text,
             parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Fields that a file lacks get their
             default. `"union"` merges the schemas of all files: fields that some files lack are nullable, and numbers

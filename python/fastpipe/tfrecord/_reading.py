@@ -134,8 +134,8 @@ def read_tfrecord(
             the file has grown. Defaults to None: no cache.
         storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
             fsspec or polars. Defaults to None: the environment's credentials and settings.
-        block_cache: A folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`: bytes of URLs are kept
-            there for later epochs and other processes. Paths of local files ignore it. Defaults to None: no cache.
+        block_cache: A folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`, which keeps bytes of
+            URLs for later epochs and other processes. Paths of local files ignore it. Defaults to None: no cache.
         **options: See `fastpipe.typing.Options`.
 
     Returns:

@@ -81,7 +81,9 @@ pub(crate) struct CachedBytes {
 
 impl std::fmt::Debug for BlockCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BlockCache").field("directory", &self.shared.directory).finish_non_exhaustive()
+        f.debug_struct("BlockCache")
+            .field("directory", &self.shared.directory)
+            .finish_non_exhaustive()
     }
 }
 
@@ -98,7 +100,8 @@ impl BlockCache {
             return Err(Error::new(ErrorKind::Limit, reason).at_path(&*name));
         }
         let failed = |error: io::Error| {
-            let reason = format!("the block cache can't be used: {error}. Pass a folder that can be written in block_cache");
+            let reason =
+                format!("the block cache can't be used: {error}. Pass a folder that can be written in block_cache");
             Error::new(ErrorKind::Storage, reason).at_path(&*name)
         };
         let path = std::path::absolute(directory).map_err(failed)?;
@@ -273,7 +276,12 @@ impl Shared {
         if self.rests() && !was_obsolete {
             return Ok(());
         }
-        let open = || self.open_files().iter().map(|file| file.path().to_owned()).collect::<HashSet<_>>();
+        let open = || {
+            self.open_files()
+                .iter()
+                .map(|file| file.path().to_owned())
+                .collect::<HashSet<_>>()
+        };
         let outcome = self.directory.store(file, offset, bytes, &open)?;
         if outcome == Outcome::Full || was_obsolete {
             self.rest(outcome == Outcome::Full);
@@ -294,7 +302,10 @@ impl Shared {
 
     fn warn_once(&self, text: &str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
-            let text = format!("the block cache in {} {text}. Files are read from their storage instead", self.name);
+            let text = format!(
+                "the block cache in {} {text}. Files are read from their storage instead",
+                self.name
+            );
             (self.warn)(&text);
         }
     }

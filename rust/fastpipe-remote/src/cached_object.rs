@@ -87,7 +87,10 @@ impl<T: Origin> Stored for CachedObject<T> {
         }
         self.bytes.count(len - fetched, fetched);
         for part in wanted {
-            self.bytes.add(part.start, &out[(part.start - offset) as usize..(part.end - offset) as usize]);
+            self.bytes.add(
+                part.start,
+                &out[(part.start - offset) as usize..(part.end - offset) as usize],
+            );
         }
         Ok(out.len())
     }

@@ -160,7 +160,10 @@ impl Origin for RemoteObject {
             let mut filled = 0;
             while filled < out.len() {
                 let Some(piece) = pieces.next() else {
-                    return Err(Error::new(ErrorKind::Internal, "a response for a remote file is missing"));
+                    return Err(Error::new(
+                        ErrorKind::Internal,
+                        "a response for a remote file is missing",
+                    ));
                 };
                 out[filled..filled + piece.len()].copy_from_slice(&piece);
                 filled += piece.len();

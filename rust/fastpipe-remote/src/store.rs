@@ -173,7 +173,11 @@ impl Store {
         for (name, value) in self.options.iter().filter(|(name, _)| decides(name)) {
             found += &format!("\n{name}={value}");
         }
-        let of_stores = |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix));
+        let of_stores = |name: &str| {
+            ["AWS_", "AZURE_", "GOOGLE_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+        };
         let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
         let mut variables: Vec<_> = variables.filter(|(name, _)| of_stores(name) && decides(name)).collect();
         variables.sort_unstable();

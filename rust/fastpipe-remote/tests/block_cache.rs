@@ -29,9 +29,14 @@ struct Object {
 
 impl Object {
     fn new(name: &str, version: &str, len: usize) -> Arc<Self> {
-        let mut state = version.bytes().chain(name.bytes()).fold(len as u64, |state, byte| state * 31 + u64::from(byte));
+        let mut state = version
+            .bytes()
+            .chain(name.bytes())
+            .fold(len as u64, |state, byte| state * 31 + u64::from(byte));
         let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 56) as u8
         };
         Arc::new(Object {
@@ -44,7 +49,10 @@ impl Object {
 
     /// Returns the bytes and requests since the last call.
     fn counts(&self) -> (u64, u64) {
-        (self.read.swap(0, Ordering::Relaxed), self.requests.swap(0, Ordering::Relaxed))
+        (
+            self.read.swap(0, Ordering::Relaxed),
+            self.requests.swap(0, Ordering::Relaxed),
+        )
     }
 }
 
@@ -118,20 +126,29 @@ fn epoch(object: &Arc<Object>, cache: &Arc<BlockCache>, step: usize) {
 
 /// Returns the bytes of all files of a folder, in blocks of 4 KiB.
 fn used(folder: &Path) -> u64 {
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+    let files = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().len());
     files.map(|len| len.next_multiple_of(4096)).sum()
 }
 
 fn cached_files(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut found: Vec<_> = files.filter(|path| path.extension().is_some_and(|suffix| suffix == "blocks")).collect();
+    let mut found: Vec<_> = files
+        .filter(|path| path.extension().is_some_and(|suffix| suffix == "blocks"))
+        .collect();
     found.sort();
     found
 }
 
 fn age(path: &Path, hours: u64) {
     let time = SystemTime::now() - Duration::from_secs(hours * 3600);
-    OpenOptions::new().write(true).open(path).unwrap().set_modified(time).unwrap();
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_modified(time)
+        .unwrap();
 }
 
 #[derive(Clone, Debug)]
@@ -148,7 +165,11 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let read = (0..2_usize, 0..1_000_000_usize, prop_oneof![1..5000_usize, 1..900_000_usize]);
+    let read = (
+        0..2_usize,
+        0..1_000_000_usize,
+        prop_oneof![1..5000_usize, 1..900_000_usize],
+    );
     let step = prop_oneof![
         12 => read.prop_map(|(object, start, len)| Step::Read(object, start, len)),
         1 => (MIB..2 * MIB).prop_map(Step::Open),
@@ -346,7 +367,10 @@ fn a_smaller_size_removes_what_was_not_used_for_the_longest_time() {
     let mut files = HashSet::new();
     for (object, hours) in objects.iter().zip([1, 3, 2]) {
         epoch(object, &open(folder.path(), 4 * MIB), 100_000);
-        let new = cached_files(folder.path()).into_iter().find(|path| files.insert(path.clone())).unwrap();
+        let new = cached_files(folder.path())
+            .into_iter()
+            .find(|path| files.insert(path.clone()))
+            .unwrap();
         age(&new, hours);
     }
     let cache = open(folder.path(), MIB + 400_000);

@@ -42,7 +42,9 @@ impl RemoteFile {
 
     fn new(object: RemoteObject, options: Options, folder: CacheArgument, cache: Option<Arc<BlockCache>>) -> Self {
         let object = Arc::new(object);
-        let cached = cache.as_ref().and_then(|cache| CachedObject::new(object.clone(), cache));
+        let cached = cache
+            .as_ref()
+            .and_then(|cache| CachedObject::new(object.clone(), cache));
         let stored: Arc<dyn Stored> = match cached {
             Some(cached) => Arc::new(cached),
             None => object.clone(),
@@ -94,15 +96,20 @@ impl RemoteFile {
         };
         let new = || -> Result<RemoteFile> {
             let opened = opened(&cache)?;
-            Ok(RemoteFile::new(RemoteObject::listed(entry, &options)?, options, cache, opened))
+            Ok(RemoteFile::new(
+                RemoteObject::listed(entry, &options)?,
+                options,
+                cache,
+                opened,
+            ))
         };
         py.detach(new).py(py)
     }
 
     /// Returns the bytes that came from the block cache and from the storage, for all files with this cache.
     #[getter]
-    fn cache_counts(&self) -> (u64, u64) {
-        self.cache.as_ref().map(|cache| cache.counts()).unwrap_or_default()
+    fn cache_counts(&self) -> Option<(u64, u64)> {
+        self.cache.as_ref().map(|cache| cache.counts())
     }
 
     /// Waits until the block cache has stored what was read.

@@ -74,7 +74,8 @@ impl Directory {
 
     /// Returns the path of the file for an object.
     pub(crate) fn file_of(&self, object: &str) -> PathBuf {
-        self.path.join(format!("{:016x}.{SUFFIX}", XxHash3_64::oneshot(object.as_bytes())))
+        self.path
+            .join(format!("{:016x}.{SUFFIX}", XxHash3_64::oneshot(object.as_bytes())))
     }
 
     /// Appends bytes to a file, as far as there is room. Files that aren't `open` and haven't been used for long make
@@ -94,10 +95,15 @@ impl Directory {
             None => counted(&self.listed()?),
         };
         let append = |ledger: &mut Ledger, mut used: u64| {
-            file.append(offset, bytes, self.size.saturating_sub(used), &mut |Change { from, to }| {
-                used = used.saturating_sub(from) + to;
-                ledger.set(used)
-            })
+            file.append(
+                offset,
+                bytes,
+                self.size.saturating_sub(used),
+                &mut |Change { from, to }| {
+                    used = used.saturating_sub(from) + to;
+                    ledger.set(used)
+                },
+            )
         };
         if append(&mut ledger, used)? {
             return Ok(Outcome::Stored);

@@ -224,10 +224,19 @@ impl CacheFile {
         reserve: &mut dyn FnMut(Change) -> io::Result<()>,
     ) -> io::Result<bool> {
         let mut options = OpenOptions::new();
-        let mut file = options.read(true).write(true).create(true).truncate(false).open(&self.path)?;
+        let mut file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&self.path)?;
         let before = file.metadata()?.len();
         let mut index = self.index();
-        let kept = if self.extend(&mut file, &mut index)? { index.end } else { 0 };
+        let kept = if self.extend(&mut file, &mut index)? {
+            index.end
+        } else {
+            0
+        };
         let range = offset..offset + bytes.len() as u64;
         let uncached = missing(&range, index.overlapping(&range).iter().map(Record::range));
         let first = if kept == 0 { self.prefix.len() as u64 + 8 } else { kept };
@@ -281,7 +290,9 @@ impl CacheFile {
         let (mut start, expected) = (Vec::new(), self.prefix.len());
         file.seek(SeekFrom::Start(0))?;
         Read::by_ref(file).take(expected as u64 + 8).read_to_end(&mut start)?;
-        let number = start.strip_prefix(&*self.prefix).and_then(|number| number.try_into().ok());
+        let number = start
+            .strip_prefix(&*self.prefix)
+            .and_then(|number| number.try_into().ok());
         self.is_obsolete.store(number.is_none() && len > 0, Ordering::Relaxed);
         let Some(number) = number else {
             *index = Index::default();
@@ -349,8 +360,13 @@ impl Index {
     /// Returns the records that have bytes of a range.
     fn overlapping(&self, range: &Range<u64>) -> Vec<Record> {
         let before = self.records.range(..=range.start).next_back().map(|(_, record)| record);
-        let after = self.records.range(range.start.saturating_add(1)..).map(|(_, record)| record);
-        let all = before.into_iter().chain(after.take_while(|record| record.start < range.end));
+        let after = self
+            .records
+            .range(range.start.saturating_add(1)..)
+            .map(|(_, record)| record);
+        let all = before
+            .into_iter()
+            .chain(after.take_while(|record| record.start < range.end));
         all.filter(|record| record.end > range.start).cloned().collect()
     }
 
@@ -371,8 +387,14 @@ impl Record {
 /// Returns a number that no other file has.
 fn fresh_number() -> [u8; 8] {
     static COUNT: AtomicU64 = AtomicU64::new(1);
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let parts = [COUNT.fetch_add(1, Ordering::Relaxed), now.as_nanos() as u64, u64::from(std::process::id())];
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let parts = [
+        COUNT.fetch_add(1, Ordering::Relaxed),
+        now.as_nanos() as u64,
+        u64::from(std::process::id()),
+    ];
     XxHash3_64::oneshot(&parts.map(u64::to_le_bytes).concat()).to_le_bytes()
 }
 
