@@ -13,13 +13,13 @@ mod directory;
 mod file;
 mod ledger;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use fastpipe_batch::{Error, ErrorKind, Result, path_text};
@@ -44,6 +44,17 @@ const LEAST_SIZE: u64 = 1 << 20;
 /// The caches in use, by directory and size.
 static CACHES: Mutex<Option<HashMap<(PathBuf, u64), Weak<BlockCache>>>> = Mutex::new(None);
 
+/// The directories of which a process has warned already, each with the kind of warning.
+static WARNED: Mutex<BTreeSet<(PathBuf, Warning)>> = Mutex::new(BTreeSet::new());
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Warning {
+    /// The cache failed.
+    Failed,
+    /// Files have no versions.
+    Unversioned,
+}
+
 /// A cache in a directory.
 pub struct BlockCache {
     shared: Arc<Shared>,
@@ -54,10 +65,7 @@ pub struct BlockCache {
 /// What the thread shares with readers.
 struct Shared {
     directory: Directory,
-    name: String,
     warn: fn(&str),
-    has_warned: AtomicBool,
-    has_told_of_versions: AtomicBool,
     files: Mutex<HashMap<PathBuf, Weak<CacheFile>>>,
     queued: AtomicU64,
     /// The end of a time without attempts.
@@ -73,10 +81,14 @@ enum Task {
 }
 
 /// The cached bytes of one object.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct CachedBytes {
     cache: Arc<BlockCache>,
     file: Arc<CacheFile>,
+    /// The process that opened the file.
+    process: u32,
+    /// The file in a child that was forked, because threads of the parent may have locked its own.
+    childs: OnceLock<Arc<CacheFile>>,
 }
 
 impl std::fmt::Debug for BlockCache {
@@ -89,7 +101,7 @@ impl std::fmt::Debug for BlockCache {
 
 impl BlockCache {
     /// Opens the cache in a directory, whose files take at most `size` bytes. Readers of one process share it. `warn` is
-    /// called at most twice: on another thread if the cache can't be used, and if files have no versions.
+    /// called at most twice for a directory: on another thread if the cache fails, and if files have no versions.
     ///
     /// # Errors
     /// Storage if the directory can't be created or written; Limit if the size is below 1 MiB.
@@ -114,10 +126,7 @@ impl BlockCache {
         let cache = Arc::new(BlockCache {
             shared: Arc::new(Shared {
                 directory: Directory::open(path.clone(), size).map_err(failed)?,
-                name: name.to_string(),
                 warn,
-                has_warned: AtomicBool::new(false),
-                has_told_of_versions: AtomicBool::new(false),
                 files: Mutex::default(),
                 queued: AtomicU64::new(0),
                 rests_until: Mutex::default(),
@@ -145,10 +154,8 @@ impl BlockCache {
 
     /// Warns, at most once, that a file can't be cached because its storage doesn't tell its versions apart.
     pub(crate) fn warn_of_versions(&self, url: &str) {
-        if !self.shared.has_told_of_versions.swap(true, Ordering::Relaxed) {
-            let text = "isn't cached, because its storage sends no strong ETag: set block_cache=None";
-            (self.shared.warn)(&format!("{url} {text}"));
-        }
+        let text = "isn't cached, because its storage sends no strong ETag: set block_cache=None";
+        self.shared.warn_once(Warning::Unversioned, &format!("{url} {text}"));
     }
 
     /// Returns the cached bytes of an object. Another version has another key.
@@ -167,6 +174,8 @@ impl BlockCache {
         CachedBytes {
             cache: self.clone(),
             file,
+            process: std::process::id(),
+            childs: OnceLock::new(),
         }
     }
 
@@ -194,11 +203,18 @@ impl BlockCache {
 }
 
 impl CachedBytes {
+    fn file(&self) -> &Arc<CacheFile> {
+        if std::process::id() == self.process {
+            return &self.file;
+        }
+        self.childs.get_or_init(|| Arc::new(self.file.unlocked()))
+    }
+
     /// Reads the cached bytes of a range to their place in `out`, and returns their ranges, in sequence.
     pub(crate) fn read(&self, range: &Range<u64>, out: &mut [u8]) -> Vec<Range<u64>> {
-        match self.file.read(range, out) {
+        match self.file().read(range, out) {
             Ok(Found::Ranges(ranges)) => return ranges,
-            Ok(Found::Damage) => self.cache.send(Task::Remove(self.file.clone())),
+            Ok(Found::Damage) => self.cache.send(Task::Remove(self.file().clone())),
             Err(error) => self.cache.send(Task::Warn(format!("can't be read: {error}"))),
         }
         Vec::new()
@@ -208,7 +224,7 @@ impl CachedBytes {
     pub(crate) fn add(&self, offset: u64, bytes: &[u8]) {
         let shared = &self.cache.shared;
         let len = bytes.len() as u64;
-        let rests = shared.rests() && !self.file.is_obsolete();
+        let rests = shared.rests() && !self.file().is_obsolete();
         if rests || shared.queued.load(Ordering::Relaxed) + len > QUEUE_BYTES {
             return;
         }
@@ -217,7 +233,7 @@ impl CachedBytes {
             return;
         }
         copied.extend_from_slice(bytes);
-        self.cache.send(Task::Store(self.file.clone(), offset, copied));
+        self.cache.send(Task::Store(self.file().clone(), offset, copied));
     }
 
     /// Counts bytes that came from the cache and from the storage.
@@ -260,14 +276,14 @@ impl Shared {
         let result = match task {
             Task::Store(file, offset, bytes) => self.store(&file, offset, &bytes),
             Task::Remove(file) => self.directory.remove(file.path()),
-            Task::Warn(text) => return self.warn_once(&text),
+            Task::Warn(text) => return self.warn_of_failure(&text),
             // The caller may have been interrupted.
             Task::Reply(sender) => return sender.try_send(()).unwrap_or_default(),
         };
         self.queued.fetch_sub(bytes, Ordering::Relaxed);
         if let Err(error) = result {
             self.rest(true);
-            self.warn_once(&format!("can't be written: {error}"));
+            self.warn_of_failure(&format!("can't be written: {error}"));
         }
     }
 
@@ -300,13 +316,17 @@ impl Shared {
         *self.rests_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
     }
 
-    fn warn_once(&self, text: &str) {
-        if !self.has_warned.swap(true, Ordering::Relaxed) {
-            let text = format!(
-                "the block cache in {} {text}. Files are read from their storage instead",
-                self.name
-            );
-            (self.warn)(&text);
+    fn warn_of_failure(&self, text: &str) {
+        let name = path_text(self.directory.path().as_os_str());
+        let text = format!("the block cache in {name} {text}. Files are read from their storage instead");
+        self.warn_once(Warning::Failed, &text);
+    }
+
+    fn warn_once(&self, kind: Warning, text: &str) {
+        let key = (self.directory.path().to_owned(), kind);
+        let is_first = WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        if is_first {
+            (self.warn)(text);
         }
     }
 

@@ -72,6 +72,10 @@ impl Directory {
         Ok(directory)
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns the path of the file for an object.
     pub(crate) fn file_of(&self, object: &str) -> PathBuf {
         self.path

@@ -122,6 +122,17 @@ impl CacheFile {
         }
     }
 
+    /// Returns the same file without what is known of its records.
+    pub(crate) fn unlocked(&self) -> Self {
+        CacheFile {
+            path: self.path.clone(),
+            prefix: self.prefix.clone(),
+            seed: self.seed,
+            index: Mutex::default(),
+            is_obsolete: AtomicBool::new(false),
+        }
+    }
+
     /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
