@@ -12,7 +12,7 @@ from fastpipe._files._in_memory_files import Contents, File, Source, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning
 from fastpipe._files._paths import Suffixes
-from fastpipe._files._remote_files import StorageOptions, expander
+from fastpipe._files._remote_files import BlockCache, StorageOptions, expander
 from fastpipe._reader.reader import Reader
 from fastpipe.avro import read_avro
 from fastpipe.avro._schemas import ReaderSchema, Unsupported
@@ -149,6 +149,7 @@ class InferOptions(DialectOptions, total=False):
         overrides: All functions.
         index_cache: `read_avro`, `read_csv` and `read_tfrecord`.
         storage_options: `read_avro`, `read_csv` and `read_tfrecord`.
+        block_cache: `read_avro`, `read_csv` and `read_tfrecord`.
         reader_schema: `read_avro`.
         logical_types: `read_avro`.
         on_unsupported: `read_avro`.
@@ -167,6 +168,7 @@ class InferOptions(DialectOptions, total=False):
     overrides: Mapping[str, Spec] | None
     index_cache: IndexCache
     storage_options: StorageOptions
+    block_cache: BlockCache
     reader_schema: ReaderSchema
     logical_types: bool
     on_unsupported: Unsupported
@@ -230,6 +232,6 @@ def infer_features(
         raise TypeError(f"source must be files; got {shown(source)}. {_READER}")
     if "filesystem" in options:
         raise TypeError(f"infer_features has no argument 'filesystem'. {_FUNCTION}")
-    files = opened(source, SUFFIXES, expander(options.get("storage_options")))
+    files = opened(source, SUFFIXES, expander(options.get("storage_options"), options.get("block_cache")))
     with format_of(files, _FUNCTION).read(files, columns=columns, **{"batch_size": 1, **options}) as reader:
         return reader.features

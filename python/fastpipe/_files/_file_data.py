@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._fastpipe import RemoteFile
 from fastpipe._files._in_memory_files import File
 from fastpipe._files._index_cache import IndexCache, cache_directory
 from fastpipe._files._index_entries import IndexEntries
@@ -61,6 +62,12 @@ class FileData(BaseDataset):
         """Returns the entries of the files. None without an index cache, or if a file isn't on a disk."""
         directory, stamps = cache_directory(self._index_cache), self.stamps()
         return IndexEntries(directory, self.files, stamps) if directory is not None and stamps else None
+
+    def storage_counts(self) -> dict[str, Any]:
+        """Returns the bytes from the block cache and from the storage, if files are read through a block cache."""
+        counts = (file.cache_counts for file in self._given if isinstance(file, RemoteFile))
+        found = next(counts, None)
+        return {} if found is None else {"block_cache": {"bytes_cached": found[0], "bytes_fetched": found[1]}}
 
     def file_sizes(self) -> list[int]:
         """Returns the size of each file in bytes."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fastpipe._arguments import shown
+from fastpipe._arguments import memory_size, shown
 from fastpipe._fastpipe import RemoteFile, list_remote
 from fastpipe._files._directory_walk import HIDDEN, is_unfinished
 from fastpipe._files._in_memory_files import ExpandPath
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 StorageOptions: TypeAlias = "Mapping[str, Any] | None"
 """How to reach an object store: names of options and their values."""
+
+BlockCache: TypeAlias = "tuple[str | os.PathLike[str], int | str] | None"
+"""A folder on a local disk that keeps bytes of remote files, and its size."""
 
 _REMOTE = re.compile(r"(s3a?|gs|az|adl|azure|abfss?|https?)://", re.IGNORECASE)
 _MAGIC, _WEB_MAGIC = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
@@ -39,6 +42,7 @@ _NAMES = {
     "client_secret": "azure_storage_client_secret",
 }
 _WEB = ("http://", "https://")
+_LEAST_CACHE = 1 << 20
 
 
 def is_remote(path: str) -> bool:
@@ -46,16 +50,41 @@ def is_remote(path: str) -> bool:
     return _REMOTE.match(path) is not None and not os.path.lexists(path)
 
 
-def expander(storage_options: StorageOptions) -> ExpandPath:
+def expander(storage_options: StorageOptions, block_cache: BlockCache = None) -> ExpandPath:
     """Returns a function that lists the files that a path or a URL names. Checks the options."""
     lowered_options(storage_options)
+    cache = lowered_cache(block_cache)
 
     def expand(item: str | os.PathLike[str], suffixes: Suffixes, empty: list[str]) -> list[str] | list[RemoteFile]:
         if isinstance(item, str) and is_remote(item):
-            return expand_url(item, suffixes, empty, storage_options)
+            return expand_url(item, suffixes, empty, storage_options, cache)
         return expand_one(item, suffixes, empty)
 
     return expand
+
+
+def lowered_cache(block_cache: BlockCache) -> tuple[str, int] | None:
+    """Returns the folder and the size of a block cache for the extension module.
+
+    Raises:
+        TypeError: If the argument isn't a pair of a path and a size.
+        ValueError: If the path is empty or a URL, or the size can't be parsed or is below 1 MiB.
+    """
+    if block_cache is None:
+        return None
+    example = 'such as ("/nvme/fastpipe", "500GB")'
+    if not isinstance(block_cache, tuple | list) or len(block_cache) != 2:
+        raise TypeError(f"block_cache must be a pair of a folder and a size, {example}; got {shown(block_cache)}")
+    folder, size = block_cache
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"the folder of block_cache must be a path, {example}; got {shown(folder)}")
+    path = os.fsdecode(folder)
+    if not path or is_remote(path):
+        raise ValueError(f"the folder of block_cache must be on a local disk, {example}; got {shown(path)}")
+    found = memory_size("the size of block_cache", size)
+    if found < _LEAST_CACHE:
+        raise ValueError(f"the size of block_cache must be at least 1MiB; got {shown(size)}")
+    return os.path.abspath(os.path.expanduser(path)), found
 
 
 def lowered_options(options: StorageOptions) -> list[tuple[str, str]]:
@@ -84,7 +113,9 @@ def lowered_options(options: StorageOptions) -> list[tuple[str, str]]:
     return sorted(found.items())
 
 
-def expand_url(url: str, suffixes: Suffixes, empty: list[str], options: StorageOptions) -> list[RemoteFile]:
+def expand_url(
+    url: str, suffixes: Suffixes, empty: list[str], options: StorageOptions, cache: tuple[str, int] | None = None
+) -> list[RemoteFile]:
     """Returns the files that a URL names, as `expand` does for paths. Adds empty files that are skipped to `empty`.
 
     A URL that names no object is a directory. Web servers have no directories and no globs.
@@ -97,7 +128,7 @@ def expand_url(url: str, suffixes: Suffixes, empty: list[str], options: StorageO
     lowered = lowered_options(options)
     braces = alternatives(url)
     if len(braces) > 1:
-        found = [file for each in braces for file in expand_url(each, suffixes, empty, options)]
+        found = [file for each in braces for file in expand_url(each, suffixes, empty, options, cache)]
         return list({str(file): file for file in found}.values())
     is_web = url.startswith(_WEB)
     # A web server's ? begins a query, which is another error.
@@ -107,10 +138,10 @@ def expand_url(url: str, suffixes: Suffixes, empty: list[str], options: StorageO
         folder = url[: url.rindex("/", 0, magic.start()) + 1]
         fits = _pattern(url)
         listed = [entry for entry in list_remote(folder, lowered) if fits.fullmatch(_name(entry))]
-        return _opened(nonempty_entries(listed, url, "no object matches the pattern"), lowered, empty)
+        return _opened(nonempty_entries(listed, url, "no object matches the pattern"), (lowered, cache), empty)
     if not url.endswith("/"):
         try:
-            return [RemoteFile.open(url, lowered)]
+            return [RemoteFile.open(url, lowered, cache)]
         except MissingFileError:
             if is_web:
                 raise
@@ -119,7 +150,7 @@ def expand_url(url: str, suffixes: Suffixes, empty: list[str], options: StorageO
     chosen = set(with_suffix([_name(entry) for entry in below], suffixes))
     reason = none_in_directory(suffixes, folder, [_name(entry) for entry in below])
     reason = reason if below else "there is no such object, and no object below it"
-    return _opened(nonempty_entries([e for e in below if _name(e) in chosen], url, reason), lowered, empty)
+    return _opened(nonempty_entries([e for e in below if _name(e) in chosen], url, reason), (lowered, cache), empty)
 
 
 def nonempty_entries(found: list[Listed], url: str, reason: str) -> list[Listed]:
@@ -142,9 +173,11 @@ def _is_committed(path: str) -> bool:
     return not any(part.startswith(HIDDEN) for part in parts) and not is_unfinished(parts[-1])
 
 
-def _opened(found: list[Listed], options: list[tuple[str, str]], empty: list[str]) -> list[RemoteFile]:
+def _opened(
+    found: list[Listed], access: tuple[list[tuple[str, str]], tuple[str, int] | None], empty: list[str]
+) -> list[RemoteFile]:
     empty += [entry[0] for entry in found if not entry[1]]
-    return [RemoteFile.listed(entry, options) for entry in found if entry[1]]
+    return [RemoteFile.listed(entry, *access) for entry in found if entry[1]]
 
 
 def _pattern(url: str) -> re.Pattern[str]:

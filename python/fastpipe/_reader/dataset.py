@@ -158,6 +158,9 @@ class Dataset(Protocol):
     def index_entries(self) -> IndexEntries | None:
         """Returns the entries of the dataset's files in the index cache. None if it has no cache or no local files."""
 
+    def storage_counts(self) -> dict[str, Any]:
+        """Returns what `Reader.stats` says of the storage: entries that can be stored as JSON."""
+
 
 class BaseDataset(abc.ABC):
     """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed."""
@@ -203,6 +206,10 @@ class BaseDataset(abc.ABC):
         """Returns None: no values of rows are stored."""
         return None
 
+    def storage_counts(self) -> dict[str, Any]:
+        """Returns an empty dict: nothing is counted."""
+        return {}
+
 
 class NarrowedDataset(BaseDataset):
     """The same units as another dataset with fewer features, for one pass.
@@ -228,6 +235,10 @@ class NarrowedDataset(BaseDataset):
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row comes from."""
         return self._whole.place(unit, record)
+
+    def storage_counts(self) -> dict[str, Any]:
+        """Returns the counts of the dataset with all features."""
+        return self._whole.storage_counts()
 
     def __str__(self) -> str:
         return str(self._whole)

@@ -137,6 +137,10 @@ class _Part(BaseDataset):
         """Returns those of the whole dataset, whose files contain the rows."""
         return self._whole.index_entries()
 
+    def storage_counts(self) -> dict[str, Any]:
+        """Returns the counts of the whole dataset."""
+        return self._whole.storage_counts()
+
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row comes from in the whole dataset."""
         return self._whole.place(self._start + unit, record)

@@ -778,11 +778,14 @@ class Reader(Shaping):
               `ns_per_row` and `ns_per_byte` to decode, `ns_per_skipped_byte`, and the `expansion` when opened.
               `predictions` counts the predictions of the model, and `error` is their relative error. None for costs
               that were not observed.
+            - `block_cache`, if files are read through one: `bytes_cached`, which it provided, and `bytes_fetched` from
+              the storage. All readers of this process with this cache count, also when they open files.
 
             The dict is empty before the first pass.
         """
         position = self._cursor.position
-        return ({} if position is None else position.stats()) or {}
+        found = ({} if position is None else position.stats()) or {}
+        return found | self._data.storage_counts() if found else found
 
     def explain(self) -> str:
         """Explains in words what limits the last pass, and how to make it faster.

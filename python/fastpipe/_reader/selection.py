@@ -189,6 +189,10 @@ class Selected(BaseDataset):
         """Returns those of the whole dataset, whose files contain the rows."""
         return self._whole.index_entries()
 
+    def storage_counts(self) -> dict[str, Any]:
+        """Returns the counts of the whole dataset."""
+        return self._whole.storage_counts()
+
     def place(self, unit: int, record: int) -> Location:
         """Returns where a row comes from in the whole dataset."""
         return self._whole.place(unit, self.handle.selected_record(unit, record))

@@ -10,7 +10,7 @@ from fastpipe._files._file_data import FileData
 from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
-from fastpipe._files._remote_files import StorageOptions, expander
+from fastpipe._files._remote_files import BlockCache, StorageOptions, expander
 from fastpipe._locations import AvroLocation
 from fastpipe._reader.dataset import Dataset, NarrowedDataset, SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
@@ -200,6 +200,7 @@ def read_avro(
     batch_size: int,
     index_cache: IndexCache = None,
     storage_options: StorageOptions = None,
+    block_cache: BlockCache = None,
     reader_schema: ReaderSchema = None,
     logical_types: bool = True,
     on_unsupported: Unsupported = "warn",
@@ -255,6 +256,8 @@ def read_avro(
             None: no cache.
         storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
             fsspec or polars. Defaults to None: the environment's credentials and settings.
+        block_cache: A folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`, which keeps bytes of
+            URLs for later epochs and other processes. Paths of local files ignore it. Defaults to None: no cache.
         reader_schema: A schema to which the schemas of all files are resolved, by the rules of Avro 1.12: JSON text,
             parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Fields that a file lacks get their
             default. `"union"` merges the schemas of all files: fields that some files lack are nullable, and numbers
@@ -281,7 +284,7 @@ def read_avro(
             partition column, or `overrides` names a column that isn't inferred.
         UnsupportedError: If a codec, a URL, or the type of a requested column is not supported.
         StorageError: If storage fails, a folder can't be read, a file changed, or the directory of the index cache
-            can't be written.
+            or of the block cache can't be written.
         LimitError: If a schema or a header exceeds a limit, such as the number of inferred columns. `iter(reader)`
             raises it if `memory_limit` or, without a limit, half of the memory of the machine or container is too
             small. The message gives the largest `shuffle_buffer` that fits.
@@ -303,7 +306,7 @@ def read_avro(
     resolution = Resolution.of(reader_schema, logical_types)
     hive = checked_partitioning(partitioning)
     tell_left_out({}, on_unsupported)
-    files = opened(source, expand_path=expander(storage_options))
+    files = opened(source, expand_path=expander(storage_options, block_cache))
     if request.features is not None:
         return settings.reader(AvroData(files, request.features, index_cache, resolution=resolution, hive=hive))
     data = AvroData.inferring(files, request.columns, index_cache, resolution, hive=hive)

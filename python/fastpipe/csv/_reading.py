@@ -14,7 +14,7 @@ from fastpipe._fastpipe import CsvDataset
 from fastpipe._files._file_data import ChunkedData
 from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
-from fastpipe._files._remote_files import StorageOptions, expander
+from fastpipe._files._remote_files import BlockCache, StorageOptions, expander
 from fastpipe._locations import CsvLocation
 from fastpipe._omissions import is_large, report, share
 from fastpipe._reader.dataset import SourceWording
@@ -292,6 +292,7 @@ def read_csv(
     on_ragged: OnRagged = "error",
     index_cache: IndexCache = None,
     storage_options: StorageOptions = None,
+    block_cache: BlockCache = None,
     **options: Unpack[Options],
 ) -> Reader:
     """Reads CSV files as batches of NumPy arrays.
@@ -343,6 +344,8 @@ def read_csv(
             None: no cache.
         storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
             fsspec or polars. Defaults to None: the environment's credentials and settings.
+        block_cache: A folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`, which keeps bytes of
+            URLs for later epochs and other processes. Paths of local files ignore it. Defaults to None: no cache.
         **options: See `fastpipe.typing.Options`.
 
     Returns:
@@ -358,7 +361,7 @@ def read_csv(
         NullValueError: While reading, if a field is null and its spec has `on_null="error"`.
         UnsupportedError: If a file has another compression, is UTF-16, or has another format; if a compressed file that
             can only be read in sequence is read in random order; or if a URL can't be read.
-        StorageError: If storage fails, or a file changed.
+        StorageError: If storage fails, a file changed, or the folder of the block cache can't be written.
         LimitError: If a row exceeds 256 MiB, or a zstandard frame needs a window of more than 128 MiB.
         TypeError: If an argument has the wrong type.
         ValueError: If arguments exclude each other or are out of range.
@@ -375,7 +378,7 @@ def read_csv(
     settings = Settings(read_csv, batch_size, options)
     request = FeatureRequest.of(features, columns, overrides)
     dialect = Dialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
-    files = opened(source, SUFFIXES, expander(storage_options))
+    files = opened(source, SUFFIXES, expander(storage_options, block_cache))
     data = CsvData(files, dialect, request.features, request.columns, index_cache)
     if request.overrides:
         data = data.with_features(request.changed(data.features))

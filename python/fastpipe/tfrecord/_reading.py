@@ -9,7 +9,7 @@ from fastpipe._fastpipe import TfRecordDataset
 from fastpipe._files._file_data import ChunkedData
 from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
-from fastpipe._files._remote_files import StorageOptions, expander
+from fastpipe._files._remote_files import BlockCache, StorageOptions, expander
 from fastpipe._locations import TFRecordLocation
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
@@ -96,6 +96,7 @@ def read_tfrecord(
     batch_size: int,
     index_cache: IndexCache = None,
     storage_options: StorageOptions = None,
+    block_cache: BlockCache = None,
     **options: Unpack[Options],
 ) -> Reader:
     """Reads TFRecord files of `tf.train.Example` messages as batches of NumPy arrays, without TensorFlow.
@@ -133,6 +134,8 @@ def read_tfrecord(
             the file has grown. Defaults to None: no cache.
         storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
             fsspec or polars. Defaults to None: the environment's credentials and settings.
+        block_cache: A folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`, which keeps bytes of
+            URLs for later epochs and other processes. Paths of local files ignore it. Defaults to None: no cache.
         **options: See `fastpipe.typing.Options`.
 
     Returns:
@@ -148,7 +151,7 @@ def read_tfrecord(
         ValueRangeError: While reading, if a number doesn't fit its dtype, or a key isn't in the vocabulary.
         NullValueError: While reading, if a record lacks a feature and its spec has `on_null="error"`.
         UnsupportedError: If a file is compressed or has another format, or a URL can't be read.
-        StorageError: If storage fails, or a file changed.
+        StorageError: If storage fails, a file changed, or the folder of the block cache can't be written.
         LimitError: If a record has more than 2 GiB, or the records have more than 10,000 features.
         TypeError: If an argument has the wrong type.
         ValueError: If arguments exclude each other or are out of range.
@@ -166,7 +169,7 @@ def read_tfrecord(
     settings = Settings(read_tfrecord, batch_size, options)
     request = FeatureRequest.of(features, columns, overrides)
     data = TFRecordData(
-        opened(source, SUFFIXES, expander(storage_options)), request.features, request.columns, index_cache
+        opened(source, SUFFIXES, expander(storage_options, block_cache)), request.features, request.columns, index_cache
     )
     if request.overrides:
         data = data.with_features(request.changed(data.features))

@@ -6,11 +6,13 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use fastpipe_batch::{Error, ErrorKind, FileStamp, Result, Stored};
-use futures_util::future::{Either, select, try_join_all};
-use futures_util::{TryFutureExt, TryStreamExt};
+use futures_util::future::{Either, select};
+use futures_util::stream::iter;
+use futures_util::{StreamExt, TryFutureExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 
+use crate::cached_object::{Identity, Origin};
 use crate::errors::CHANGED;
 use crate::hedge::Hedge;
 use crate::runtime::wait;
@@ -21,6 +23,9 @@ const FIRST_BYTES: u64 = 64 << 10;
 
 /// Number of bytes of a request. Longer ranges are read by several requests at once.
 const REQUEST_BYTES: u64 = 8 << 20;
+
+/// Number of requests at once of one read.
+const REQUESTS: usize = 8;
 
 /// A file in a store. Its version is the one that a listing or its first request found.
 #[derive(Debug)]
@@ -86,14 +91,6 @@ impl RemoteObject {
     pub fn entry(&self) -> &Entry {
         &self.entry
     }
-
-    /// Takes the bytes of the first request if they contain the range.
-    fn take_first(&self, range: &Range<u64>) -> Option<Bytes> {
-        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_all = first.as_ref().is_some_and(|bytes| bytes.len() as u64 >= range.end);
-        let first = if has_all { first.take() } else { None };
-        first.map(|bytes| bytes.slice(range.start as usize..range.end as usize))
-    }
 }
 
 impl Stored for RemoteObject {
@@ -122,21 +119,57 @@ impl Stored for RemoteObject {
             out[..first.len()].copy_from_slice(&first);
             return Ok(first.len());
         }
+        self.read_parts(vec![(offset, &mut out[..len as usize])], cancelled)?;
+        Ok(len as usize)
+    }
+}
+
+impl Origin for RemoteObject {
+    fn identity(&self) -> Option<Identity> {
+        let etag = self.entry.etag.as_deref().filter(|etag| !etag.starts_with("W/"))?;
+        let object = format!("{}\n{}", self.store.place(), self.entry.url);
+        let key = format!("{object}\n{}\n{}", etag.trim_matches('"'), self.entry.size);
+        Some(Identity { object, key })
+    }
+
+    fn take_first(&self, range: &Range<u64>) -> Option<Bytes> {
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_all = first.as_ref().is_some_and(|bytes| bytes.len() as u64 >= range.end);
+        let first = if has_all { first.take() } else { None };
+        first.map(|bytes| bytes.slice(range.start as usize..range.end as usize))
+    }
+
+    fn read_parts(&self, parts: Vec<(u64, &mut [u8])>, cancelled: &dyn Fn() -> bool) -> Result<()> {
         let request = Arc::new(Request {
             client: self.store.client()?,
             store: self.store.clone(),
             path: self.path.clone(),
             entry: self.entry.clone(),
         });
-        let parts = range.clone().step_by(REQUEST_BYTES as usize);
-        let parts: Vec<_> = parts.map(|start| start..range.end.min(start + REQUEST_BYTES)).collect();
-        let work = async move { try_join_all(parts.into_iter().map(|part| request.clone().send(part))).await };
-        let mut filled = 0;
-        for piece in wait(work, cancelled)?.into_iter().flatten() {
-            out[filled..filled + piece.len()].copy_from_slice(&piece);
-            filled += piece.len();
+        let cut = |(offset, out): &(u64, &mut [u8])| {
+            let end = offset + out.len() as u64;
+            let starts = (*offset..end).step_by(REQUEST_BYTES as usize);
+            starts.map(move |start| start..end.min(start + REQUEST_BYTES))
+        };
+        let ranges: Vec<_> = parts.iter().flat_map(cut).collect();
+        let sent = ranges.into_iter().map(move |range| request.clone().send(range));
+        let work = iter(sent).buffered(REQUESTS).try_collect::<Vec<_>>();
+        // The size of each response was checked.
+        let mut pieces = wait(work, cancelled)?.into_iter().flatten();
+        for (_, out) in parts {
+            let mut filled = 0;
+            while filled < out.len() {
+                let Some(piece) = pieces.next() else {
+                    return Err(Error::new(
+                        ErrorKind::Internal,
+                        "a response for a remote file is missing",
+                    ));
+                };
+                out[filled..filled + piece.len()].copy_from_slice(&piece);
+                filled += piece.len();
+            }
         }
-        Ok(filled)
+        Ok(())
     }
 }
 

@@ -43,6 +43,9 @@ const PUBLIC: [&str; 8] = [
     "skip",
 ];
 
+/// Parts of the names of options that decide in which place a bucket is.
+const PLACE: [&str; 4] = ["endpoint", "account_name", "base_url", "region"];
+
 /// The stores in use, by their base and options. Objects of one bucket share its connections.
 static STORES: Mutex<Option<HashMap<Key, Weak<Store>>>> = Mutex::new(None);
 
@@ -161,6 +164,27 @@ impl Store {
             modified: nanoseconds(&meta),
             etag: meta.e_tag,
         }
+    }
+
+    /// Returns what tells this store from others with the same base: the settings of its place, but no secrets.
+    pub(crate) fn place(&self) -> String {
+        let decides = |name: &str| PLACE.iter().any(|part| name.to_ascii_lowercase().contains(part));
+        let mut found = self.base.clone();
+        for (name, value) in self.options.iter().filter(|(name, _)| decides(name)) {
+            found += &format!("\n{name}={value}");
+        }
+        let of_stores = |name: &str| {
+            ["AWS_", "AZURE_", "GOOGLE_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+        };
+        let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+        let mut variables: Vec<_> = variables.filter(|(name, _)| of_stores(name) && decides(name)).collect();
+        variables.sort_unstable();
+        for (name, value) in variables {
+            found += &format!("\n{name}={}", value.to_string_lossy());
+        }
+        found
     }
 
     /// Returns an error of this store, without its secrets.

@@ -1,11 +1,14 @@
 //! Remote files, by URL.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fastpipe_batch::{Contents, Result};
-use fastpipe_remote::{Entry, RemoteObject, Store};
+use fastpipe_batch::{Contents, Result, Stored};
+use fastpipe_files::LogRecord;
+use fastpipe_remote::{BlockCache, CachedObject, Entry, RemoteObject, Store};
 use pyo3::prelude::*;
 
+use crate::callbacks::log;
 use crate::errors::IntoPy;
 
 /// The options of a store: their names and values.
@@ -14,33 +17,76 @@ type Options = Vec<(String, String)>;
 /// The URL of an object, its size, its entity tag, and its modification time in nanoseconds since 1970.
 type Listed = (String, u64, Option<String>, i128);
 
+/// What `__reduce__` returns.
+type Reduced<'py> = (Bound<'py, PyAny>, (Listed, Options, CacheArgument));
+
+/// The folder of a block cache, and its size in bytes.
+type CacheArgument = Option<(PathBuf, u64)>;
+
 /// A file in an object store or on a web server.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct RemoteFile {
     object: Arc<RemoteObject>,
+    /// The object, with its cache if it has one.
+    stored: Arc<dyn Stored>,
     options: Options,
+    folder: CacheArgument,
+    cache: Option<Arc<BlockCache>>,
 }
 
 impl RemoteFile {
     /// Returns the file for reading.
     pub(crate) fn contents(&self) -> Contents {
-        Contents::Remote(self.object.clone())
+        Contents::Remote(self.stored.clone())
     }
+
+    fn new(object: RemoteObject, options: Options, folder: CacheArgument, cache: Option<Arc<BlockCache>>) -> Self {
+        let object = Arc::new(object);
+        let cached = cache
+            .as_ref()
+            .and_then(|cache| CachedObject::new(object.clone(), cache));
+        let stored: Arc<dyn Stored> = match cached {
+            Some(cached) => Arc::new(cached),
+            None => object.clone(),
+        };
+        RemoteFile {
+            object,
+            stored,
+            options,
+            folder,
+            cache,
+        }
+    }
+}
+
+/// Opens a cache, which may wait for other processes.
+fn opened(folder: &CacheArgument) -> Result<Option<Arc<BlockCache>>> {
+    let open = |(folder, size): &(PathBuf, u64)| BlockCache::open(folder, *size, warn);
+    folder.as_ref().map(open).transpose()
+}
+
+fn warn(text: &str) {
+    // A log that fails doesn't stop reading.
+    Python::try_attach(|py| _ = log(py, &[LogRecord::warning(text.to_owned())]));
 }
 
 #[pymethods]
 impl RemoteFile {
     /// Opens the file at a URL.
     #[staticmethod]
-    fn open(py: Python<'_>, url: &str, options: Options) -> PyResult<Self> {
-        let object = interruptible(py, |cancelled| RemoteObject::open(url, &options, cancelled))?;
-        let object = Arc::new(object);
-        Ok(RemoteFile { object, options })
+    #[pyo3(signature = (url, options, cache=None))]
+    fn open(py: Python<'_>, url: &str, options: Options, cache: CacheArgument) -> PyResult<Self> {
+        interruptible(py, |cancelled| {
+            let opened = opened(&cache)?;
+            let object = RemoteObject::open(url, &options, cancelled)?;
+            Ok(RemoteFile::new(object, options, cache, opened))
+        })
     }
 
     /// Returns a file of a listing. Nothing is read.
     #[staticmethod]
-    fn listed(py: Python<'_>, found: Listed, options: Options) -> PyResult<Self> {
+    #[pyo3(signature = (found, options, cache=None))]
+    fn listed(py: Python<'_>, found: Listed, options: Options, cache: CacheArgument) -> PyResult<Self> {
         let (url, size, etag, modified) = found;
         let entry = Entry {
             url,
@@ -48,8 +94,29 @@ impl RemoteFile {
             etag,
             modified,
         };
-        let object = Arc::new(RemoteObject::listed(entry, &options).py(py)?);
-        Ok(RemoteFile { object, options })
+        let new = || -> Result<RemoteFile> {
+            let opened = opened(&cache)?;
+            Ok(RemoteFile::new(
+                RemoteObject::listed(entry, &options)?,
+                options,
+                cache,
+                opened,
+            ))
+        };
+        py.detach(new).py(py)
+    }
+
+    /// Returns the bytes that came from the block cache and from the storage, for all files with this cache.
+    #[getter]
+    fn cache_counts(&self) -> Option<(u64, u64)> {
+        self.cache.as_ref().map(|cache| cache.counts())
+    }
+
+    /// Waits until the block cache has stored what was read.
+    fn wait_for_cache(&self, py: Python<'_>) {
+        if let Some(cache) = &self.cache {
+            py.detach(|| cache.wait());
+        }
     }
 
     /// Returns the file as a listing would.
@@ -73,9 +140,9 @@ impl RemoteFile {
         format!("RemoteFile({:?})", self.object.entry().url)
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Listed, Options))> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
         let listed = py.get_type::<RemoteFile>().getattr("listed")?;
-        Ok((listed, (self.entry(), self.options.clone())))
+        Ok((listed, (self.entry(), self.options.clone(), self.folder.clone())))
     }
 }
 
