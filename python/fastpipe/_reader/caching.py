@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fastpipe._reader.losses import refuse
 from fastpipe._reader.ordering import Ordering
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ def cache(reader: Reader, directory: str | os.PathLike[str] | None, max_bytes: i
     """Keeps the rows of a reader. See `Reader.cache`."""
     from fastpipe.units._cache import cached
 
+    refuse(reader._lost, "caching a reader", 'cache a reader with on_error="raise"')
+
     def read(data: Dataset, rows: int, **changes: Any) -> Reader:
         """Returns a reader of rows in the order of a dataset, in batches of `rows` rows."""
         ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
-        running = replace(reader._running, prefetch=None)
+        running = replace(reader._running.strict, prefetch=None)
         return reader._like(data, ordering=ordering, running=running, epochs=1, **changes)
 
     # With a limit, batches have the size for which the limit was chosen.

@@ -144,7 +144,13 @@ class Dataset(Protocol):
 
 
 class BaseDataset:
-    """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed."""
+    """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed.
+
+    Attributes:
+        may_lose_units: Whether passes may leave out damaged units.
+    """
+
+    may_lose_units: bool = False
 
     @property
     def holds_units(self) -> bool:
@@ -192,6 +198,7 @@ class NarrowedDataset(BaseDataset):
         self.features = Features({name: spec for name, spec in whole.features.items() if name in names})
         self.categories = {name: listed for name, listed in whole.categories.items() if name in names}
         self.files, self.words, self.interpretation = whole.files, whole.words, whole.interpretation
+        self.may_lose_units = getattr(whole, "may_lose_units", False)
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the fingerprint of the dataset with all features, which doesn't depend on them."""

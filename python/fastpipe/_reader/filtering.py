@@ -132,7 +132,7 @@ def columns_of(reader: Reader, names: Sequence[str], most: int = 0, data: Datase
         # The reader's own batches have these rows and all columns.
         rows = min(rows, reader.batch_size)
     ordering = Ordering.checked(batch_size=rows, seed=reader.seed)
-    running = replace(reader._running, prefetch=None)
+    running = replace(reader._running.strict, prefetch=None)
     return reader._like(
         (reader._data if data is None else data).narrowed(names), ordering=ordering, running=running, epochs=1
     )

@@ -270,8 +270,8 @@ def column_hashes(reader: Reader, what: str, column: str, seed: int) -> Iterator
     of_categories = None if texts is None else np.array([_hash_of_text(text, seed) for text in texts], np.uint64)
     # With a limit, batches have the size for which the limit was chosen.
     size = _ROWS if reader._running.memory_limit is None else reader.batch_size
-    ordering = Ordering.checked(batch_size=size, seed=reader.seed)
-    with reader._like(reader._data.narrowed([column]), ordering=ordering, epochs=1) as all_rows:
+    ordering, running = Ordering.checked(batch_size=size, seed=reader.seed), reader._running.strict
+    with reader._like(reader._data.narrowed([column]), ordering=ordering, running=running, epochs=1) as all_rows:
         for batch in all_rows:
             values, valid = batch[column], None
             if isinstance(values, Masked):

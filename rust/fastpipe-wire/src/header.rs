@@ -138,8 +138,9 @@ impl Header {
             valid,
             keys,
             after,
-            // No server has an order of groups.
+            // No server has an order of groups, or reads around damage.
             groups: _,
+            lost: _,
         } = &self.info;
         let written = Written {
             epoch: *epoch,
@@ -224,6 +225,7 @@ impl Header {
                     .into_iter()
                     .map(|(read, dropped)| KeyCount { read, dropped })
                     .collect(),
+                lost: Vec::new(),
                 after: written.after.into(),
             },
             lens,
@@ -289,7 +291,7 @@ mod tests {
             Header {
                 info: BatchInfo {
                     epoch: places[0], step: places[1], batch: places[2], rows: numbers[0] as usize,
-                    valid: numbers[1] as usize, after, groups: Groups::default(),
+                    valid: numbers[1] as usize, after, groups: Groups::default(), lost: Vec::new(),
                     keys: keys.into_iter().map(|(read, dropped)| KeyCount { read, dropped }).collect(),
                 },
                 parts: if lens.is_empty() { Vec::new() } else { parts.into_iter().map(part).collect() },
