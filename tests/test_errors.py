@@ -12,6 +12,7 @@ from fastpipe import errors
 BUILTINS = {
     "DeviceError": RuntimeError,
     "MalformedFileError": ValueError,
+    "DamageError": ValueError,
     "LimitError": ValueError,
     "SchemaError": ValueError,
     "UnsupportedError": ValueError,

@@ -23,6 +23,7 @@ from fastpipe._arrow import to_arrow as to_arrow
 from fastpipe._expressions import col as col
 from fastpipe._fastpipe import __version__ as __version__
 from fastpipe._formats import infer_features as infer_features
+from fastpipe._reader.losses import Skip as Skip
 from fastpipe._reader.mixing import mix as mix
 from fastpipe._reader.reader import Reader as Reader
 from fastpipe._reader.rebatch import Rebatcher as Rebatcher

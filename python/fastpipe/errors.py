@@ -8,12 +8,13 @@ programs.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 __all__ = [
     "ColumnsLeftOutWarning",
+    "DamageError",
     "DeviceError",
     "FastpipeError",
     "InteractionsError",
@@ -98,6 +99,20 @@ class MalformedFileError(FastpipeError, ValueError):
     Examples are wrong magic bytes, a truncated file, a number without an end, a wrong checksum, a negative length, and
     extra bytes at the end of a unit.
     """
+
+
+class DamageError(MalformedFileError):
+    """More is damaged than `on_error=fastpipe.Skip(...)` allows.
+
+    Args:
+        message: What is lost, for people.
+        losses: The `fastpipe.typing.Loss` of each damaged unit. Also an attribute.
+        **known: Arguments of `FastpipeError`.
+    """
+
+    def __init__(self, message: str, *, losses: Sequence[Any] = (), **known: Any) -> None:
+        super().__init__(message, **known)
+        self.losses = list(losses)
 
 
 class LimitError(FastpipeError, ValueError):

@@ -10,6 +10,7 @@ from fastpipe._files._in_memory_files import ReadableFile
 from fastpipe._formats import InferOptions
 from fastpipe._locations import Location, MixtureLocation, PackLocation, RowLocation
 from fastpipe._reader.growth import Growth
+from fastpipe._reader.losses import Loss
 from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.options import Options
 from fastpipe._reader.partitions import Partition
@@ -28,6 +29,7 @@ __all__ = [
     "Growth",
     "InferOptions",
     "Location",
+    "Loss",
     "Mapped",
     "Measure",
     "MixtureLocation",

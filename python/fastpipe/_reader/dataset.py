@@ -163,7 +163,13 @@ class Dataset(Protocol):
 
 
 class BaseDataset(abc.ABC):
-    """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed."""
+    """The methods of a dataset with the usual default window, whose units have no slices and whose rows are fixed.
+
+    Attributes:
+        may_lose_units: Whether passes may leave out damaged units.
+    """
+
+    may_lose_units: bool = False
 
     @abc.abstractmethod
     def place(self, unit: int, record: int) -> Location:
@@ -227,6 +233,7 @@ class NarrowedDataset(BaseDataset):
         self.features = Features({name: spec for name, spec in whole.features.items() if name in names})
         self.categories = {name: listed for name, listed in whole.categories.items() if name in names}
         self.files, self.words, self.interpretation = whole.files, whole.words, whole.interpretation
+        self.may_lose_units = getattr(whole, "may_lose_units", False)
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """Returns the fingerprint of the dataset with all features, which doesn't depend on them."""

@@ -14,6 +14,7 @@ import numpy as np
 from fastpipe._arguments import shown, within
 from fastpipe._fastpipe import RemoteDataset
 from fastpipe._reader.left_out_steps import check_all_steps
+from fastpipe._reader.losses import refuse
 from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.mixed_data import Member, MixedDataset
 from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, Uneven, digest
@@ -115,8 +116,8 @@ def mix(
 
     Raises:
         SchemaError: If the readers have different features or categories.
-        UnsupportedError: If a reader gets its batches from a server, leaves out steps, or its units can only be read in
-            sequence.
+        UnsupportedError: If a reader gets its batches from a server, leaves out steps or damaged data, or its units can
+            only be read in sequence.
         LimitError: If an epoch would have more than 2^62 rows.
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, a reader with a weight has no rows, is divided among ranks, or is
@@ -303,6 +304,7 @@ def _check(name: str, reader: Reader, *, has_share: bool) -> None:
         raise UnsupportedError(f"reader {name!r} can't be mixed: {remote}", reason=remote)
     if reason := reader._data.handle.in_sequence():
         raise UnsupportedError(f"reader {name!r} can't be mixed: {reason}", reason=reason)
+    refuse(reader._lost, f"mixing reader {name!r}", 'read it with on_error="raise"')
     advice = "rows of a mixture come in its own batches. Call without(steps=...) on the mixture"
     check_all_steps(reader._ordering, f"reader {name!r} can't be mixed", advice)
     if reader.world_size > 1:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastpipe._arguments import flag, shown, within
 from fastpipe._reader.grouping import Grouping, OnLong, grouped
+from fastpipe._reader.losses import refuse
 from fastpipe._reader.mapped import Mapped, map_passes
 from fastpipe._reader.mixed_data import Member, MixedDataset
 from fastpipe._reader.packs import GROUPS, PLACES, Buckets, Packs
@@ -86,6 +87,7 @@ def _names(columns: Any) -> tuple[str, ...]:
 
 def _grouped(reader: Reader, grouping: Grouping) -> Reader:
     """Returns a reader of groups. Those of a mixture are groups of its readers' rows."""
+    refuse(reader._lost, "grouping rows", 'read them with on_error="raise"')
     data = reader._data
     if isinstance(data, MixedDataset):
         if reader._ordering.on_uneven == "pad":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from fastpipe._arguments import integer, memory_size, within
 
 if TYPE_CHECKING:
     from fastpipe._fastpipe import PassMemory, ReaderTotals
+    from fastpipe._reader.losses import LostUnits, Skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class PassOptions:
         bounded: Whether another program has chosen the order. `memory_limit` then also applies to a single batch that
             is requested by its step. Its default is half of the machine's memory.
         totals: Counters of batches and work. None counts nothing.
+        on_error: How much may be lost to damage. None raises an error.
+        lost: The damaged units that passes have found. None if passes raise an error for damage.
     """
 
     num_threads: int | None = None
@@ -36,6 +39,8 @@ class PassOptions:
     csr: bool = False
     bounded: bool = False
     totals: ReaderTotals | None = None
+    on_error: Skip | None = None
+    lost: LostUnits | None = None
 
     @classmethod
     def checked(
@@ -60,6 +65,11 @@ class PassOptions:
             prefetch=None if prefetch is None else _prefetch(prefetch),
             memory_limit=None if memory_limit is None else memory_size("memory_limit", memory_limit),
         )
+
+    @property
+    def strict(self) -> PassOptions:
+        """These options for a pass whose rows are counted, so that damage is an error."""
+        return replace(self, on_error=None)
 
 
 def available_processors() -> int:

@@ -15,6 +15,7 @@ from fastpipe._private_constructor import private_constructor
 from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
 from fastpipe._reader import growth as _growth
+from fastpipe._reader import losses as _losses
 from fastpipe._reader import state as _state
 from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
@@ -95,6 +96,8 @@ class Reader(Shaping):
         self._warned_of_ranks = False
         # Totals over all passes, for `fastpipe.metrics`.
         self._totals = ReaderTotals(ordering.rank)
+        # The damaged units that are left out.
+        self._lost = _losses.of(data, running.on_error)
         _left_out.check(self._order, ordering, self.num_rows, data.words.units)
 
     def _reported(self) -> Self:
@@ -137,6 +140,15 @@ class Reader(Shaping):
     def num_rows(self) -> int:
         """Number of rows in one epoch of all ranks, including rows that `drop_last` leaves out."""
         return self._order.num_rows if self._ordering.has_own_rows else self._data.handle.num_rows
+
+    @property
+    def losses(self) -> list[_losses.Loss]:
+        """What is lost to damage in the batches that this reader has yielded, by file and block.
+
+        Empty unless the reader was created with `on_error=fastpipe.Skip(...)`. `state_dict` contains the losses, and
+        `load_state_dict` replaces them by the losses of the state. Each rank has the losses of its own batches.
+        """
+        return [] if self._lost is None else self._lost.losses
 
     @property
     def batch_size(self) -> int:
@@ -279,7 +291,7 @@ class Reader(Shaping):
         self._close(
             "another iter(reader) began a pass. A reader has one pass at a time; use two readers for two passes"
         )
-        options = replace(self._running, memory=memory, csr=csr, totals=self._totals)
+        options = replace(self._running, memory=memory, csr=csr, totals=self._totals, lost=self._lost)
         started = self._order.start(options, epoch, None if self._epochs is None else epoch + self._epochs, progress)
         self._active = started.position
         self._cursor.start(epoch, progress, started.position)
@@ -526,6 +538,7 @@ class Reader(Shaping):
         """
         from fastpipe.leases._ledger import lease
 
+        _losses.refuse(self._lost, "leasing a reader", 'lease a reader with on_error="raise"')
         return lease(
             self,
             url,
@@ -546,7 +559,7 @@ class Reader(Shaping):
             StateError: If a loaded state can't be resumed in that order.
         """
         epoch, loaded = self._cursor.following()
-        reader = _rebuild(self._data, self._options() | {"ordering": ordering}, epoch, loaded)
+        reader = _rebuild(self._data, self._options() | {"ordering": ordering}, epoch, loaded, self._stored_losses())
         if loaded is not None:
             reader._check(reader._order, loaded[1])
         return reader
@@ -557,7 +570,7 @@ class Reader(Shaping):
 
     def _rebuilt(self) -> Reader:
         """Returns a copy that starts where this reader's next pass would."""
-        return _rebuild(self._data, self._options(), *self._cursor.following())
+        return _rebuild(self._data, self._options(), *self._cursor.following(), self._stored_losses())
 
     @staticmethod
     def _check(order: Order, progress: _state.State) -> None:
@@ -599,7 +612,8 @@ class Reader(Shaping):
         return self._stored(*self._cursor.here(self.world_size, ended_stays=False))
 
     def _stored(self, pass_epoch: int, progress: _state.State) -> dict[str, Any]:
-        return _state.state(self._data.fingerprint(), self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
+        window, losses = self._order.shuffle_buffer, self._stored_losses()
+        return _state.state(self._data.fingerprint(), self._ordering, window, pass_epoch, progress, losses)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next pass resume from a state. The active pass is closed.
@@ -630,8 +644,9 @@ class Reader(Shaping):
         ordering = self._ordering if seed == self.seed else self._ordering.with_seed(seed)
         order = self._order if ordering is self._ordering else ordering.of(self._data.handle)
         self._check(order, progress)
+        lost = _losses.loaded(state_dict, self._lost)
         self._close("load_state_dict() was called; iter(reader) resumes where the state was saved")
-        self._ordering, self._order = ordering, order
+        self._ordering, self._order, self._lost = ordering, order, lost
         self._cursor.load(pass_epoch, progress)
 
     def resume_appended(self, state: Mapping[str, Any]) -> Growth:
@@ -695,7 +710,7 @@ class Reader(Shaping):
             >>> reader.batch_at(3)["label"].shape, reader.batch_at(3, epoch=1)["label"].shape
             ((1024,), (1024,))
         """
-        at, options = self._step(step), replace(self._running, sharers=1, prefetch=1)
+        at, options = self._step(step), replace(self._running, sharers=1, prefetch=1, lost=self._lost)
         started = self._order.batches(options, self._at(epoch), at, at + 1)
         try:
             batch = next(started)
@@ -839,6 +854,7 @@ class Reader(Shaping):
         require_pyarrow()
         from fastpipe.service._server import Server
 
+        _losses.refuse(self._lost, "serving a reader", 'serve a reader with on_error="raise"')
         return Server(self, host=host, port=port, **options)
 
     def close(self) -> None:
@@ -862,7 +878,10 @@ class Reader(Shaping):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._active is not None and self._active.active:
             raise TypeError("a reader can't be pickled while a pass is active: close() it first")
-        return _rebuild, (self._data, self._options(), *self._cursor.following())
+        return _rebuild, (self._data, self._options(), *self._cursor.following(), self._stored_losses())
+
+    def _stored_losses(self) -> list[list[Any]]:
+        return [] if self._lost is None else self._lost.stored()
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -887,8 +906,15 @@ def made(data: Dataset, **options: Any) -> Reader:
     return Reader._of(data, **options)._reported()
 
 
-def _rebuild(data: Dataset, options: dict[str, Any], epoch: int, loaded: tuple[int, _state.State] | None) -> Reader:
-    """Creates a reader that starts where another one would."""
+def _rebuild(
+    data: Dataset,
+    options: dict[str, Any],
+    epoch: int,
+    loaded: tuple[int, _state.State] | None,
+    losses: list[list[Any]],
+) -> Reader:
+    """Creates a reader that starts where another one would, and has its losses."""
     reader = Reader._of(data, **options)
+    reader._lost = reader._lost and reader._lost.replaced(losses)
     reader._cursor = PassCursor(epoch, loaded)
     return reader

@@ -11,6 +11,7 @@ from fastpipe._arrow import ArrowStreams
 from fastpipe._fastpipe import Order, Pass, PassMemory, ReaderTotals, SharedSlabs
 from fastpipe._progress import Counter
 from fastpipe._reader.left_out_steps import check_all_steps
+from fastpipe._reader.losses import refuse
 from fastpipe._reader.passes import BatchPlace, Passes, Position, Started
 from fastpipe._reader.state import State, fresh, state
 
@@ -79,6 +80,11 @@ class ReaderPasses(Passes):
         return self._reader._ordering.drop_last
 
     @property
+    def one_size(self) -> bool:
+        # A batch is shorter if some of its rows are lost.
+        return self._reader._lost is None and super().one_size
+
+    @property
     def on_uneven(self) -> str:
         return self._reader._ordering.on_uneven
 
@@ -120,6 +126,8 @@ class ReaderPasses(Passes):
         return not ordering.seed_given and not self.loaded and ordering.shuffle != "sequential"
 
     def worker(self, workers: int, worker: int) -> Passes:
+        advice = "their losses would be unknown here. Set num_workers=0: the reader has its own threads"
+        refuse(self._reader._lost, "a DataLoader with workers", advice)
         if workers > 1:
             advice = (
                 f"the steps are those of the rank, and each of the {workers} workers counts its own. Set num_workers=0:"
@@ -228,7 +236,7 @@ class ReaderPasses(Passes):
         return Started(started, started.position, started.close)
 
     def _stretch(self, epoch: int, start: int, stop: int, *, csr: bool) -> Pass:
-        options = replace(self._reader._running, csr=csr, totals=self._reader._totals)
+        options = replace(self._reader._running, csr=csr, totals=self._reader._totals, lost=self._reader._lost)
         return self._reader._order.batches(options, epoch, start, stop)
 
     def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
@@ -240,7 +248,8 @@ class ReaderPasses(Passes):
 
     @property
     def in_engine(self) -> bool:
-        return True
+        # Only Python reports damaged units.
+        return self._reader._lost is None
 
     def start_in_engine(self) -> Pass:
         self._reader._close(

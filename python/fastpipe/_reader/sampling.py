@@ -453,7 +453,7 @@ def counts_of(reader: Reader) -> npt.NDArray[np.uint32]:
 def gathered(reader: Reader, rows: npt.NDArray[np.int64], batch_size: int, memory_limit: int) -> Reader:
     """Returns a reader of one pass over the given rows, which must ascend. No row is left out."""
     ordering = Ordering.checked(batch_size=batch_size, seed=reader.seed)
-    running = replaced(reader._running, memory_limit=memory_limit)
+    running = replaced(reader._running.strict, memory_limit=memory_limit)
     data = Selected(reader._data, rows)
     return reader._like(data, ordering=ordering, running=running, progress=False, epochs=1)
 

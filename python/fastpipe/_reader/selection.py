@@ -135,6 +135,7 @@ class Selected(BaseDataset):
         self.features, self.files, self.words = whole.features, whole.files, whole.words
         self.categories = whole.categories
         self.interpretation, self.column_times = whole.interpretation, whole.column_times
+        self.may_lose_units = getattr(whole, "may_lose_units", False)
         self._own_digest: str | None = None
 
     @property

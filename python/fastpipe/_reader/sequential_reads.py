@@ -40,7 +40,7 @@ def in_sequence(reader: Reader, data: Dataset, rows: int, **changes: Any) -> Rea
         rows: Number of rows in a batch.
         changes: Options of the reader that differ.
     """
-    running = replace(reader._running, prefetch=None)
+    running = replace(reader._running.strict, prefetch=None)
 
     def made(rows: int) -> Reader:
         ordering = Ordering.checked(batch_size=rows, seed=reader.seed)

@@ -13,6 +13,8 @@ each rank), can be stored as JSON, and has these entries:
     The epoch with which the pass began.
 `progress`
     What is left of the epoch. It is the same for all ranks that have read the same number of batches.
+`losses`
+    The damaged units of which rows are lost. Missing if there are none.
 `checksum`
     CRC-32 of all other entries, as JSON with sorted keys and without whitespace.
 """
@@ -44,8 +46,15 @@ def fresh(epoch: int, world_size: int) -> State:
     return {"epoch": epoch, "world_size": world_size, **none}
 
 
-def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int, progress: State) -> State:
-    """Returns a state to be stored."""
+def state(
+    data: State,
+    ordering: Ordering,
+    shuffle_buffer: int,
+    pass_epoch: int,
+    progress: State,
+    losses: list[Any] | None = None,
+) -> State:
+    """Returns a state to be stored. `losses` are damaged units that the reader has left out, if any."""
     stored = {
         "version": VERSION,
         "data": dict(data),
@@ -53,6 +62,8 @@ def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int,
         "pass_epoch": pass_epoch,
         "progress": progress,
     }
+    if losses:
+        stored["losses"] = losses
     return stored | {"checksum": checksum(stored)}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeAlias, Unpack
+from dataclasses import replace
+from typing import Any, Literal, Self, TypeAlias, Unpack
 
 from fastpipe._fastpipe import AvroDataset
 from fastpipe._files._file_data import FileData
@@ -12,7 +13,9 @@ from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
 from fastpipe._files._remote_files import BlockCache, StorageOptions, expander
 from fastpipe._locations import AvroLocation
+from fastpipe._reader import losses
 from fastpipe._reader.dataset import Dataset, NarrowedDataset, SourceWording
+from fastpipe._reader.losses import Skip
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.avro._schemas import AS_WRITTEN, ReaderSchema, Resolution, Unsupported, tell_later, tell_left_out
@@ -55,6 +58,7 @@ class AvroData(FileData):
 
     handle: AvroDataset
     words = _WORDS
+    may_lose_units = True
 
     def __init__(
         self,
@@ -205,6 +209,7 @@ def read_avro(
     logical_types: bool = True,
     on_unsupported: Unsupported = "warn",
     partitioning: Partitioning = "hive",
+    on_error: Literal["raise"] | Skip = "raise",
     **options: Unpack[Options],
 ) -> Reader:
     """Reads Avro files as batches of NumPy arrays.
@@ -272,6 +277,8 @@ def read_avro(
         partitioning: "hive" (the default) reads folders named like `year=2026` as columns: int64 if all values are
             integers, otherwise text. `__HIVE_DEFAULT_PARTITION__` is null. If a file has a field of the same name, the
             field wins. None ignores the names of folders.
+        on_error: What to do with damaged blocks. "raise" (the default) raises an error when such a block is read.
+            `fastpipe.Skip(...)` leaves damaged blocks out, up to a limit.
         **options: See `fastpipe.typing.Options`.
 
     Returns:
@@ -302,6 +309,7 @@ def read_avro(
         (6, dtype('float32'), (1024,))
     """
     settings = Settings(read_avro, batch_size, options)
+    settings.running = replace(settings.running, on_error=losses.checked(on_error))
     request = FeatureRequest.of(features, columns, overrides)
     resolution = Resolution.of(reader_schema, logical_types)
     hive = checked_partitioning(partitioning)

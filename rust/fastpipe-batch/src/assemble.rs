@@ -8,11 +8,11 @@ use fastpipe_memory::ALIGNMENT;
 use crate::Result;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::fallible::{try_filled, try_with_capacity};
+use crate::fallible::{try_collect, try_filled, try_reserve, try_with_capacity};
 use crate::key_count::KeyCount;
 use crate::parts::{Part, PartKind};
 use crate::rows::Rows;
-use crate::sink::Fragment;
+use crate::sink::{Fragment, LostRow};
 use crate::slab::{Slab, SlabPool};
 use crate::sparse::{SparseForm, SparseLayout};
 use crate::spec::{ColumnSpec, Form};
@@ -44,9 +44,12 @@ pub struct Assembled {
     pub dense_shapes: Vec<Vec<i64>>,
     /// The keys of each column that may leave some out; empty if no column does.
     pub keys: Vec<KeyCount>,
+    /// The rows that were left out because their data is damaged, by slot.
+    pub lost: Vec<LostRow>,
 }
 
 /// Assembles a batch whose rows are all filled. `fragments` contains the fragments of the batch's tasks, in any order.
+/// Leaves out rows that are lost. Their slots have nothing in arenas, so only placed parts become shorter.
 ///
 /// # Errors
 ///
@@ -58,11 +61,22 @@ pub fn assemble(
     pool: &Arc<SlabPool>,
 ) -> Result<Assembled> {
     let parts = rows.parts().clone();
-    let count = rows.rows();
+    let mut count = rows.rows();
     let mut filled = rows.complete()?;
     fragments.sort_by_key(|f| f.slots().first().copied());
     let order = Order::new(fragments, count)?;
     let keys = key_counts(columns, fragments);
+    let mut lost = Vec::new();
+    for fragment in fragments.iter() {
+        try_reserve(&mut lost, fragment.lost().len(), "the lost rows of a batch")?;
+        lost.extend_from_slice(fragment.lost());
+    }
+    lost.sort_unstable();
+    let left_out = try_collect(lost.iter().map(|row| row.slot), "the lost rows of a batch")?;
+    if !left_out.is_empty() {
+        filled.remove_rows(&parts, count, &left_out);
+    }
+    count -= left_out.len();
 
     let mut ranges = try_with_capacity(parts.len(), "the parts of a batch")?;
     for (i, part) in parts.iter().enumerate() {
@@ -90,7 +104,10 @@ pub fn assemble(
         if let Form::Sparse(form) = &column.form {
             let coordinates = first + usize::from(form.mask) + usize::from(form.layout == SparseLayout::Csr);
             let range = &ranges[coordinates];
-            let bytes = &slabs[range.slab].bytes_mut()[range.offset..range.offset + range.len];
+            let bytes = &mut slabs[range.slab].bytes_mut()[range.offset..range.offset + range.len];
+            if form.layout == SparseLayout::Coo && !left_out.is_empty() {
+                renumber(bytes, form.coordinates(), &left_out);
+            }
             dense_shapes.push(dense_shape(form, count, bytes));
         }
         first += column.parts().len();
@@ -101,7 +118,18 @@ pub fn assemble(
         parts: ranges,
         dense_shapes,
         keys,
+        lost,
     })
+}
+
+/// Lowers the batch index of each entry by the number of rows before it that are left out.
+fn renumber(coordinates: &mut [u8], width: usize, left_out: &[u32]) {
+    let entries = coordinates.as_chunks_mut::<{ DType::I64.size() }>().0;
+    for index in entries.iter_mut().step_by(width) {
+        let row = i64::from_le_bytes(*index);
+        let before = left_out.partition_point(|&slot| i64::from(slot) < row);
+        *index = (row - before as i64).to_le_bytes();
+    }
 }
 
 /// Adds up the keys that the tasks of a batch counted for each column. Returns nothing if they counted none.
@@ -310,22 +338,25 @@ mod tests {
 
     fn fill(rows: &Rows, slots: impl IntoIterator<Item = u32>) -> Fragment {
         let mut sink = Sink::new(rows, Fragment::default()).unwrap();
-        for slot in slots {
-            let n = slot % 3;
-            sink.begin_row(slot).unwrap();
-            sink.writer(0).push(i64::from(n)).unwrap();
-            for k in 0..n {
-                let text = "x".repeat((slot + k) as usize);
-                sink.writer(1).push(text.len() as i64).unwrap();
-                sink.writer(2).extend(text.as_bytes()).unwrap();
-                sink.writer(3).push(i64::from(slot)).unwrap();
-                sink.writer(3).push(i64::from(10 * slot + k)).unwrap();
-                sink.writer(4).push(k as f32).unwrap();
-            }
-            sink.writer(5).push(slot as i32).unwrap();
-            sink.end_row().unwrap();
-        }
+        slots.into_iter().for_each(|slot| fill_row(&mut sink, slot, slot));
         sink.finish()
+    }
+
+    /// Fills a slot with the values of slot `like`.
+    fn fill_row(sink: &mut Sink<'_>, slot: u32, like: u32) {
+        let n = like % 3;
+        sink.begin_row(slot).unwrap();
+        sink.writer(0).push(i64::from(n)).unwrap();
+        for k in 0..n {
+            let text = "x".repeat((like + k) as usize);
+            sink.writer(1).push(text.len() as i64).unwrap();
+            sink.writer(2).extend(text.as_bytes()).unwrap();
+            sink.writer(3).push(i64::from(slot)).unwrap();
+            sink.writer(3).push(i64::from(10 * like + k)).unwrap();
+            sink.writer(4).push(k as f32).unwrap();
+        }
+        sink.writer(5).push(like as i32).unwrap();
+        sink.end_row().unwrap();
     }
 
     fn part(batch: &mut Assembled, i: usize) -> Vec<u8> {
@@ -378,6 +409,53 @@ mod tests {
         let rows = Rows::new(parts, 3, &pool).unwrap();
         let mut fragments = vec![fill(&rows, [0, 2])];
         assert!(assemble(&columns, rows, &mut fragments, &pool).is_err());
+    }
+
+    #[test]
+    fn lost_rows_are_left_out_and_can_be_filled_again() {
+        let columns = columns();
+        let parts: Arc<[_]> = columns.iter().flat_map(|c| c.parts()).collect();
+        let pool = SlabPool::new(4);
+        let whole = |slots: &[u32]| {
+            let rows = Rows::new(parts.clone(), slots.len(), &pool).unwrap();
+            let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
+            (0..)
+                .zip(slots)
+                .for_each(|(slot, &like)| fill_row(&mut sink, slot, like));
+            let mut fragments = [sink.finish()];
+            let mut batch = assemble(&columns, rows, &mut fragments, &pool).unwrap();
+            (0..6).map(|i| part(&mut batch, i)).collect::<Vec<_>>()
+        };
+        for lost in 0..1u32 << 7 {
+            let is_lost = |slot: u32| lost & (1 << slot) != 0;
+            let rows = Rows::new(parts.clone(), 7, &pool).unwrap();
+            let mut sinks = [0, 1].map(|_| Sink::new(&rows, Fragment::default()).unwrap());
+            for slot in 0..7 {
+                let sink = &mut sinks[slot as usize % 2];
+                let before = sink.position().unwrap();
+                // A row that is undone while it is begun, and rows that are claimed and not begun.
+                sink.claim(slot..slot + 1).unwrap();
+                sink.begin_row(slot).unwrap();
+                sink.writer(1).push(7i64).unwrap();
+                sink.writer(3).push(7i64).unwrap();
+                sink.undo(&before);
+                sink.claim(slot..slot + 1).unwrap();
+                sink.undo(&before);
+                let (unit, record) = (3, slot);
+                match is_lost(slot) {
+                    true => sink.lose(LostRow { slot, unit, record }).unwrap(),
+                    false => fill_row(sink, slot, slot),
+                }
+            }
+            let mut fragments = sinks.map(Sink::finish);
+            let mut batch = assemble(&columns, rows, &mut fragments, &pool).unwrap();
+            let kept: Vec<u32> = (0..7).filter(|&slot| !is_lost(slot)).collect();
+            let slots: Vec<u32> = batch.lost.iter().map(|row| row.slot).collect();
+            assert_eq!(slots, (0..7).filter(|&slot| is_lost(slot)).collect::<Vec<_>>());
+            assert_eq!((batch.rows, batch.dense_shapes[0][0]), (kept.len(), kept.len() as i64));
+            let found: Vec<_> = (0..6).map(|i| part(&mut batch, i)).collect();
+            assert_eq!(found, whole(&kept));
+        }
     }
 
     fn keys(read: u64, dropped: u64) -> KeyCount {

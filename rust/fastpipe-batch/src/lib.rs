@@ -78,7 +78,7 @@ pub use row_hash::{hash_integers, hash_texts};
 pub use rows::{Filled, Rows};
 pub use selected::Selected;
 pub use selection::Selection;
-pub use sink::{Fragment, Sink};
+pub use sink::{Fragment, LostRow, Sink, SinkPosition};
 pub use slab::{Slab, SlabPool, borrowed};
 pub use source::{
     Access, ByteRange, Fetched, Mark, Pass, Pick, Row, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work,

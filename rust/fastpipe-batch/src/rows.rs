@@ -136,6 +136,13 @@ impl Rows {
         if before & bit == 0 { Ok(()) } else { Err(Overflow::Row) }
     }
 
+    /// Releases a slot that its sink has claimed and no longer writes to.
+    pub(crate) fn release(&self, slot: u32) {
+        if let Some(claimed) = self.claimed.get(slot as usize / 64) {
+            claimed.fetch_and(!(1u64 << (slot % 64)), Ordering::Relaxed);
+        }
+    }
+
     /// Adds to the number of completely filled rows.
     pub(crate) fn add_filled(&self, rows: usize) {
         self.filled.fetch_add(rows, Ordering::Release);
@@ -170,6 +177,27 @@ impl Filled {
     /// which is the first offset.
     pub fn place(&self, part: usize) -> Option<Range<usize>> {
         self.places.get(part).cloned().flatten()
+    }
+
+    /// Removes rows of a batch of `rows` rows from all placed parts. `removed` is in ascending order.
+    pub(crate) fn remove_rows(&mut self, parts: &[Part], rows: usize, removed: &[u32]) {
+        for (i, part) in parts.iter().enumerate() {
+            let Some(place) = self.place(i) else { continue };
+            let lead = if part.kind == PartKind::Lengths { part.size() } else { 0 };
+            let (start, stride) = (place.start + lead, (place.len() - lead) / rows.max(1));
+            let bytes = self.bytes_mut();
+            let ends = removed.iter().skip(1).map(|&slot| slot as usize).chain([rows]);
+            let mut to = removed.first().map_or(rows, |&slot| slot as usize);
+            for (gap, end) in removed.iter().zip(ends) {
+                let kept = *gap as usize + 1..end;
+                bytes.copy_within(
+                    start + kept.start * stride..start + kept.end * stride,
+                    start + to * stride,
+                );
+                to += kept.len();
+            }
+            self.places[i] = Some(place.start..start + to * stride);
+        }
     }
 
     /// Returns all bytes.

@@ -17,6 +17,8 @@
 //!   no sink exists at that time.
 #![allow(unsafe_code)]
 
+mod lost;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,6 +31,8 @@ use crate::rows::{BOOKKEEPING, Placed, Rows};
 use crate::slab::Slab;
 use crate::writer::{Element, Overflow, Writer};
 
+pub use self::lost::{LostRow, SinkPosition};
+
 /// The output of a task, from which the batch is joined: the slots of its rows, and its arenas. [`Fragment::clear`]
 /// keeps the memory.
 #[derive(Debug, Default)]
@@ -37,9 +41,15 @@ pub struct Fragment {
     writers: Vec<Writer>,
     /// The keys that were read, by part. Empty if none were counted.
     keys: Vec<KeyCount>,
+    lost: Vec<LostRow>,
 }
 
 impl Fragment {
+    /// Returns the rows whose data is damaged, in decoding order. Their slots are zero or empty.
+    pub fn lost(&self) -> &[LostRow] {
+        &self.lost
+    }
+
     /// Returns the slots that were filled, in decoding order.
     pub fn slots(&self) -> &[u32] {
         &self.slots
@@ -99,6 +109,7 @@ impl Fragment {
     pub fn clear(&mut self) {
         self.slots.clear();
         self.keys.clear();
+        self.lost.clear();
         self.writers.iter_mut().for_each(Writer::clear);
     }
 }

@@ -280,6 +280,12 @@ pub trait Source: Any + Send + Sync {
     /// threads may pick from the same units at once.
     fn pick(&self, units: &[&dyn Unit], rows: &[Row], slots: Range<usize>, out: &mut Sink<'_>) -> Result<(), Unpicked>;
 
+    /// Whether units must be indexed before their rows are placed in sequence, so that damage in a unit is found before
+    /// any of its rows is used.
+    fn must_index(&self) -> bool {
+        false
+    }
+
     /// Whether [`Source::pick`] also accepts units that `other` opened. The columns of both are equal. If so, one call
     /// picks the rows of both.
     fn shares_pick(&self, other: &dyn Source) -> bool {

@@ -1,6 +1,6 @@
 //! The batches that the engine delivers.
 
-use fastpipe_batch::{Assembled, BufferRange, KeyCount, Slab};
+use fastpipe_batch::{Assembled, BufferRange, KeyCount, LostRow, Slab};
 use fastpipe_order::{Groups, State};
 
 /// The name of the feature that marks the valid rows of a batch.
@@ -25,6 +25,8 @@ pub struct BatchInfo {
     /// The keys of each column that may leave some out, including keys of rows that only pad the batch. Empty if no
     /// column leaves out keys.
     pub keys: Vec<KeyCount>,
+    /// The rows that are left out because their data is damaged. Batches from servers have none.
+    pub lost: Vec<LostRow>,
     /// The state after this batch.
     pub after: State,
 }
@@ -44,9 +46,13 @@ pub struct Batch {
 impl Batch {
     /// Creates a batch of assembled columns.
     pub(crate) fn new(info: BatchInfo, assembled: Assembled) -> Self {
+        let left_out = assembled.lost.partition_point(|row| (row.slot as usize) < info.valid);
         Batch {
             info: BatchInfo {
+                rows: assembled.rows,
+                valid: info.valid - left_out,
                 keys: assembled.keys,
+                lost: assembled.lost,
                 ..info
             },
             slabs: assembled.slabs,

@@ -49,4 +49,21 @@ impl PassContext {
         self.telemetry.opened(u64::from(info.rows), stored, held);
         Ok(opened)
     }
+
+    /// Finds the starts of the records of a unit.
+    pub(crate) fn index(&self, number: u64, unit: &mut OpenUnit) -> Result<()> {
+        let known = self.working_memory.memory().starts(number);
+        let is_new = known.is_none();
+        let (starts, nanos) = self.telemetry.time(Activity::Index, || unit.get_mut().index(known));
+        let starts = starts?;
+        if is_new {
+            let class = self.config.describe(number).class;
+            self.costs
+                .skipped(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
+            self.working_memory
+                .memory()
+                .keep_starts(number, &starts, self.working_memory.budget().limit());
+        }
+        Ok(())
+    }
 }

@@ -141,6 +141,8 @@ impl Header {
             keys,
             after,
             groups,
+            // No server reads around damage.
+            lost: _,
         } = &self.info;
         let written = Written {
             epoch: *epoch,
@@ -230,6 +232,7 @@ impl Header {
                     .into_iter()
                     .map(|(read, dropped)| KeyCount { read, dropped })
                     .collect(),
+                lost: Vec::new(),
                 after: written.after.into(),
             },
             lens,
@@ -296,7 +299,7 @@ mod tests {
             Header {
                 info: BatchInfo {
                     epoch: places[0], step: places[1], batch: places[2], rows: numbers[0] as usize,
-                    valid: numbers[1] as usize, after, groups: Groups { sizes, starts },
+                    valid: numbers[1] as usize, after, groups: Groups { sizes, starts }, lost: Vec::new(),
                     keys: keys.into_iter().map(|(read, dropped)| KeyCount { read, dropped }).collect(),
                 },
                 parts: if lens.is_empty() { Vec::new() } else { parts.into_iter().map(part).collect() },

@@ -112,6 +112,7 @@ impl PassContext {
             valid: plan.valid as usize,
             groups: plan.groups,
             keys: Vec::new(),
+            lost: Vec::new(),
             after: plan.after,
         };
         let started = match plan.content {

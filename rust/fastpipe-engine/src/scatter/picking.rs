@@ -19,7 +19,6 @@ use crate::panicked::panicked;
 use crate::pass::PassContext;
 use crate::schedule::Urgency;
 use crate::telemetry::Activity;
-use crate::unit::OpenUnit;
 
 /// Minimum number of rows per unit that one call picks, since each call inspects all units first.
 const ROWS_A_UNIT: usize = 16;
@@ -191,23 +190,6 @@ impl PassContext {
             result = result.and(self.arrived(&batch));
         }
         result
-    }
-
-    /// Finds the starts of the records of a unit.
-    fn index(&self, number: u64, unit: &mut OpenUnit) -> Result<()> {
-        let known = self.working_memory.memory().starts(number);
-        let is_new = known.is_none();
-        let (starts, nanos) = self.telemetry.time(Activity::Index, || unit.get_mut().index(known));
-        let starts = starts?;
-        if is_new {
-            let class = self.config.describe(number).class;
-            self.costs
-                .skipped(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
-            self.working_memory
-                .memory()
-                .keep_starts(number, &starts, self.working_memory.budget().limit());
-        }
-        Ok(())
     }
 
     /// Records that a unit of a batch is open. The last unit starts the batch's tasks.

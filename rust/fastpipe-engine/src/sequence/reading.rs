@@ -409,7 +409,11 @@ impl PassContext {
 
     /// Opens the unit of a cell for all of its readers. The caller must have set `opening`.
     pub(super) fn open_in_sequence(self: &Arc<Self>, cell: &SequenceCell) -> Result<Arc<OpenUnit>> {
-        let unit = Arc::new(self.open(cell.unit, cell.epoch, cell.fetch.as_deref())?);
+        let mut unit = self.open(cell.unit, cell.epoch, cell.fetch.as_deref())?;
+        if self.config.source().must_index() {
+            self.index(cell.unit, &mut unit)?;
+        }
+        let unit = Arc::new(unit);
         let mut state = cell.lock();
         state.opening = false;
         if let Some(reserved) = &state.reserved {

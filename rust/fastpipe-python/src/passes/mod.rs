@@ -3,6 +3,7 @@
 pub(crate) mod arrow_batches;
 pub(crate) mod batch_feed;
 pub(crate) mod dropped_keys;
+mod lost_units;
 pub(crate) mod mixture;
 pub(crate) mod order;
 pub(crate) mod pass;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_datasets::window_rows;
-use fastpipe_engine::{BatchSource, Origin, Stream, VALID, check_order, check_state, unplanned};
+use fastpipe_engine::{BatchSource, Origin, Stream, Tolerant, VALID, check_order, check_state, unplanned};
 use fastpipe_memory::machine_memory;
 use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, State, StateError, Uneven};
 use fastpipe_service::request::Request;
@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use crate::arrays::batch_arrays::array;
 use crate::errors::IntoPy;
 use crate::passes::batch_feed::BatchFeed;
+use crate::passes::lost_units::LostUnits;
 use crate::passes::pass::Pass;
 use crate::passes::pass_options::PassOptions;
 use crate::passes::progress::Progress;
@@ -347,10 +348,18 @@ impl Order {
             None => data.memory(),
         };
         let totals = options.totals.as_ref().map(|totals| totals.get().counted.clone());
-        let (begun, options) = (data.begin(py, csr)?, options.engine);
+        let (begun, counted, options) = (data.begin(py, csr)?, options.lost.as_ref(), options.engine);
+        let mut lost = None;
         let batches: Box<dyn BatchSource> = match data.produced() {
             None => {
-                let start = || Stream::start(begun.source.clone(), cursor, options, memory.clone());
+                let mut source = begun.source.clone();
+                if let Some(counted) = counted {
+                    let known: Vec<u64> = counted.call_method0(py, "whole_units")?.extract(py)?;
+                    let tolerant = Tolerant::new(source, known);
+                    source = Arc::new(tolerant.clone());
+                    lost = Some(LostUnits::new(tolerant, counted.clone_ref(py)));
+                }
+                let start = || Stream::start(source, cursor, options, memory.clone());
                 Box::new(py.detach(start).py(py)?)
             }
             Some(remote) => {
@@ -386,7 +395,7 @@ impl Order {
             memory,
             totals,
         };
-        Pass::new(py, batches, begun, padded, total, origin, state)
+        Ok(Pass::new(py, batches, begun, padded, total, origin, state)?.with_lost(lost))
     }
 }
 

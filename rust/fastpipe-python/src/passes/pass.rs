@@ -16,6 +16,7 @@ use pyo3::types::PyDict;
 use crate::arrays::batch_arrays::to_dict;
 use crate::errors::{guarded, lost, raised_of, to_py};
 use crate::passes::dropped_keys::report;
+use crate::passes::lost_units::LostUnits;
 use crate::passes::progress::Progress;
 use crate::passes::stats;
 use crate::service::local_request::LocalRequest;
@@ -112,6 +113,8 @@ pub(crate) struct Pass {
     /// The exception from user code that ended the pass. It is stored here so that Python's garbage collector sees it:
     /// its traceback may contain frames that reference the pass.
     raised: Mutex<Option<Py<PyAny>>>,
+    /// The damaged units. None if damage ends the pass.
+    lost: Option<LostUnits>,
 }
 
 impl Pass {
@@ -137,7 +140,14 @@ impl Pass {
             total,
             position: Py::new(py, position)?,
             raised: Mutex::new(None),
+            lost: None,
         })
+    }
+
+    /// Returns the pass, which reports the damaged units of its batches.
+    pub(crate) fn with_lost(mut self, lost: Option<LostUnits>) -> Self {
+        self.lost = lost;
+        self
     }
 
     /// Returns the exception for the error that ended the pass.
@@ -194,6 +204,7 @@ impl Pass {
                     let (yielded, after) = (Yielded::new(number, &batch, asked), after(&mut batch));
                     let made = guarded(py, || {
                         report(running, Some(&yielded))?;
+                        self.lost.as_ref().map_or(Ok(()), |lost| lost.report(py, &batch))?;
                         make(running.columns(), *batch)
                     });
                     // The batch is lost, so later batches must not be delivered.

@@ -18,6 +18,8 @@ pub(crate) struct PassOptions {
     pub(crate) bounded: bool,
     /// Totals to which the pass adds its batches and work.
     pub(crate) totals: Option<Py<ReaderTotals>>,
+    /// The `LostUnits` of Python to which the pass adds damaged units. None if damage ends the pass.
+    pub(crate) lost: Option<Py<PyAny>>,
 }
 
 impl<'py> FromPyObject<'_, 'py> for PassOptions {
@@ -38,6 +40,7 @@ impl<'py> FromPyObject<'_, 'py> for PassOptions {
             csr: options.getattr("csr")?.extract()?,
             bounded: options.getattr("bounded")?.extract()?,
             totals: options.getattr("totals")?.extract()?,
+            lost: options.getattr("lost")?.extract()?,
         })
     }
 }
