@@ -538,7 +538,6 @@ class Reader(Shaping):
         """
         from fastpipe.leases._ledger import lease
 
-        _losses.refuse(self._lost, "leasing a reader", 'lease a reader with on_error="raise"')
         return lease(
             self,
             url,
@@ -854,7 +853,6 @@ class Reader(Shaping):
         require_pyarrow()
         from fastpipe.service._server import Server
 
-        _losses.refuse(self._lost, "serving a reader", 'serve a reader with on_error="raise"')
         return Server(self, host=host, port=port, **options)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fastpipe._arguments import flag, shown, within
+from fastpipe._reader.losses import refuse
 from fastpipe._reader.passes import passes_of
 from fastpipe.errors import StateError
 from fastpipe.leases import _tables
@@ -220,6 +221,7 @@ def lease(
 ) -> LeaseWorker:
     """Joins a job as a worker. See `Reader.lease` for the arguments."""
     passes = passes_of(reader)
+    refuse(getattr(passes.origin, "_lost", None), "leasing a reader", 'lease a reader with on_error="raise"')
     for name, given in (("worker_name", worker_name), ("job", job)):
         if not (isinstance(given, str) or (name == "worker_name" and given is None)):
             raise TypeError(f"{name} must be a string; got {shown(given)}")

@@ -16,6 +16,7 @@ from fastpipe import _locations as locations
 from fastpipe._arguments import within
 from fastpipe._arrow.schema import encoded_features
 from fastpipe._fastpipe import Order, Pass, PassMemory, SharedSlabs
+from fastpipe._reader.losses import refuse
 from fastpipe._reader.mixed_data import MixedDataset
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.packing import groups_of
@@ -117,6 +118,7 @@ class Served:
                 " Serve the reader that it wraps, and change the batches in the client: fastpipe.connect(...).map(...)"
                 " or .rebatch(...)"
             )
+        refuse(passes.origin._lost, "serving a reader", 'serve a reader with on_error="raise"')
         parts = passes.parts
         check_size(parts.ordering)
         self.name = name
