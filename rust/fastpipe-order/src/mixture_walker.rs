@@ -42,6 +42,7 @@ impl Composed for Mixture {
             mixture: self,
             epoch,
             batch_size,
+            consecutive: filled(Consecutive::default(), members.len())?,
             members,
             released: Vec::new(),
             batches: 0,
@@ -76,6 +77,17 @@ struct MemberWalker {
 
 const NONE: u32 = u32::MAX;
 
+/// Successive rows of a unit, for a member whose rows come in storage order.
+#[derive(Clone, Copy, Debug, Default)]
+struct Consecutive {
+    /// Number of rows that are left, and their number at first.
+    left: u32,
+    rows: u32,
+    /// The next row, with the index of its unit in the mixture's batch.
+    number: u32,
+    record: u32,
+}
+
 /// Iterates over batches. Each member is walked in its own order, so moving forward is fastest.
 #[derive(Debug)]
 struct MixtureWalker {
@@ -83,6 +95,8 @@ struct MixtureWalker {
     epoch: u64,
     batch_size: u32,
     members: Vec<MemberWalker>,
+    /// The next rows of each member in storage order. It is separate from `members` because each row needs it.
+    consecutive: Vec<Consecutive>,
     /// Units that members released while the last batch was planned, which may still have rows of them.
     released: Vec<u64>,
     /// Number of batches that were planned.
@@ -117,9 +131,16 @@ impl ComposedWalker for MixtureWalker {
         };
         let mut groups = Groups::default();
         self.batches += 1;
+        self.consecutive.fill(Consecutive::default());
         for &index in mixture.schedule.members(first, count).flatten() {
             let index = usize::from(index);
+            let consecutive = &mut self.consecutive[index];
+            if consecutive.left > 0 {
+                picks.rows.push(consecutive.next());
+                continue;
+            }
             let member = &mut self.members[index];
+            member.next += std::mem::take(&mut consecutive.rows) as usize;
             if member.next >= member.count {
                 member.plan(&mixture, index, self.epoch, &mut self.released, patience)?;
                 if member.next >= member.count {
@@ -133,13 +154,14 @@ impl ComposedWalker for MixtureWalker {
                 member.numbers.fill(NONE);
             }
             let place = member.next;
+            if member.reading != NONE {
+                *consecutive = member.consecutive(&mut picks.units, &mut self.released)?;
+                picks.rows.push(consecutive.next());
+                continue;
+            }
             member.next += 1;
             if member.ends.is_empty() {
-                let row = member.rows[place];
-                if row.unit != member.reading && member.reading != NONE {
-                    member.leave(row.unit, &mut self.released)?;
-                }
-                picks.rows.push(member.pick(row, &mut picks.units)?);
+                picks.rows.push(member.pick(member.rows[place], &mut picks.units)?);
                 continue;
             }
             let rows = member.rows_of(place);
@@ -157,6 +179,17 @@ impl ComposedWalker for MixtureWalker {
             released,
             groups,
         })
+    }
+}
+
+impl Consecutive {
+    /// Returns the next row. There must be one.
+    #[inline(always)]
+    fn next(&mut self) -> Row {
+        let (unit, record) = (self.number, self.record);
+        self.left -= 1;
+        self.record += 1;
+        Row { unit, record }
     }
 }
 
@@ -181,16 +214,27 @@ impl MemberWalker {
         Ok(Row { unit: *number, record })
     }
 
-    /// Continues with another unit in storage order. The rows never return to a unit that they have left.
-    #[cold]
-    fn leave(&mut self, unit: u32, released: &mut Vec<u64>) -> Result<()> {
-        let left = self.units[self.reading as usize];
-        self.reading = unit;
-        if self.live.remove(&left) {
-            reserve(released, 1)?;
-            released.push(left);
+    /// Returns the next rows in storage order, from one unit. Releases the unit before, to which they never return.
+    fn consecutive(&mut self, units: &mut Vec<u64>, released: &mut Vec<u64>) -> Result<Consecutive> {
+        let rest = &self.rows[self.next..];
+        let first = rest[0];
+        let rows = rest.partition_point(|row| row.unit <= first.unit);
+        if first.unit != self.reading {
+            let left = self.units[self.reading as usize];
+            self.reading = first.unit;
+            if self.live.remove(&left) {
+                reserve(released, 1)?;
+                released.push(left);
+            }
         }
-        Ok(())
+        let Row { unit: number, record } = self.pick(first, units)?;
+        let rows = rows as u32;
+        Ok(Consecutive {
+            left: rows,
+            rows,
+            number,
+            record,
+        })
     }
 
     /// Returns the rows of a row of the order: one row, or a group.
