@@ -94,7 +94,7 @@ def test_methods_have_the_same_rows_with_a_limit(path: Path, method: str) -> Non
     expected = METHODS[method](reader_of(None)).state_dict()
     for limit in ("1MB", "16MB"):
         assert METHODS[method](reader_of(limit)).state_dict() == expected
-    with pytest.raises(LimitError, match="batches of [18] rows"):
+    with pytest.raises(LimitError, match=r"batches of [18] rows"):
         METHODS[method](reader_of("1KB"))
 
 
