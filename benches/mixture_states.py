@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class Numbers:
 
     def __init__(self, rows: int, unit: int) -> None:
         self._unit = unit
-        self.rows = [min(unit, rows - first) for first in range(0, rows, unit)]
+        self.rows: Sequence[int] = [min(unit, rows - first) for first in range(0, rows, unit)]
         self.schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
 
     def read(self, unit: int) -> pa.Table:
