@@ -19,7 +19,7 @@ from harness import HERE, RESULTS
 
 SECTIONS = ["compare", "threads", "memory", "sweep", "growth", "auto", "shuffle", "index", "in_memory", "starts"]
 SECTIONS += ["interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "bags"]
-SECTIONS += ["filters", "mixtures", "shaping_peers"]
+SECTIONS += ["filters", "mixtures", "mixture_states", "shaping_peers"]
 SECTIONS += ["published", "atds", "atds_small", "storage"]
 SECTIONS += ["tfrecord", "writing", "sql", "leases", "describe", "service"]
 """Order of the sections. A bench without saved figures has no section."""
