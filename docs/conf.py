@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
+sys.path.insert(0, str(ROOT / "docs"))
+import plots  # noqa: E402
+
 project = "fastpipe"
 author = copyright = "The fastpipe authors"
 version = release = fastpipe.__version__
@@ -103,6 +106,12 @@ def _trees(page: str) -> str:
     return "".join(trees)
 
 
+def _draw_plots(app: Sphinx, error: Exception | None) -> None:
+    """Draws the plots of benchmarks among the files of the site."""
+    if error is None and app.builder.format == "html":
+        plots.draw(Path(app.outdir) / "_static")
+
+
 def _read_source(_: Sphinx, docname: str, source: list[str]) -> None:
     """Adds the tree of pages to the first page of the manual and of the reference, and removes links to folders."""
     if docname == root_doc:
@@ -112,6 +121,7 @@ def _read_source(_: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += _trees(source[0])
     elif docname.startswith("benches/notes/"):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
+    source[0] += plots.section(docname)
     folder = (ROOT / docname).parent
 
     def unlinked(link: re.Match[str]) -> str:
@@ -166,6 +176,7 @@ def _read_signature(
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connects the functions of this file with Sphinx."""
+    app.connect("build-finished", _draw_plots)
     app.connect("source-read", _read_source)
     app.connect("autodoc-process-signature", _read_signature)
     # napoleon's priority is 500.
