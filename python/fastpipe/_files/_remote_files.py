@@ -73,10 +73,10 @@ def lowered_cache(block_cache: BlockCache) -> tuple[str, int] | None:
     if block_cache is None:
         return None
     example = 'such as ("/nvme/fastpipe", "500GB")'
-    pair: Any = block_cache
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise TypeError(f"block_cache must be a pair of a folder and a size, {example}; got {shown(block_cache)}")
-    folder, size = pair
+    given: Any = block_cache
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(f"block_cache must be a pair of a folder and a size, {example}; got {shown(given)}")
+    folder, size = given
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"the folder of block_cache must be a path, {example}; got {shown(folder)}")
     path = os.fsdecode(folder)

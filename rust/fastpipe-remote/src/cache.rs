@@ -41,8 +41,8 @@ const TOUCH_EVERY: Duration = Duration::from_secs(3600);
 /// The least size of a cache.
 const LEAST_SIZE: u64 = 1 << 20;
 
-/// The caches in use, by directory and size.
-static CACHES: Mutex<Option<HashMap<(PathBuf, u64), Weak<BlockCache>>>> = Mutex::new(None);
+/// The caches in use.
+static CACHES: Mutex<Vec<Weak<BlockCache>>> = Mutex::new(Vec::new());
 
 /// The directories of which a process has warned already, each with the kind of warning.
 static WARNED: Mutex<BTreeSet<(PathBuf, Warning)>> = Mutex::new(BTreeSet::new());
@@ -109,23 +109,23 @@ impl BlockCache {
         let name = path_text(directory.as_os_str());
         if size < LEAST_SIZE {
             let reason = format!("a block cache needs at least {LEAST_SIZE} bytes; got {size}");
-            return Err(Error::new(ErrorKind::Limit, reason).at_path(&*name));
+            return Err(Error::new(ErrorKind::Limit, reason).at_path(&name));
         }
         let failed = |error: io::Error| {
             let reason =
                 format!("the block cache can't be used: {error}. Pass a folder that can be written in block_cache");
-            Error::new(ErrorKind::Storage, reason).at_path(&*name)
+            Error::new(ErrorKind::Storage, reason).at_path(&name)
         };
         let path = std::path::absolute(directory).map_err(failed)?;
         let mut caches = CACHES.lock().unwrap_or_else(PoisonError::into_inner);
-        let caches = caches.get_or_insert_default();
-        if let Some(cache) = caches.get(&(path.clone(), size)).and_then(Weak::upgrade) {
+        caches.retain(|cache| cache.strong_count() > 0);
+        let is_same = |cache: &Arc<BlockCache>| cache.shared.directory.is(&path, size);
+        if let Some(cache) = caches.iter().filter_map(Weak::upgrade).find(is_same) {
             return Ok(cache);
         }
-        caches.retain(|_, cache| cache.strong_count() > 0);
         let cache = Arc::new(BlockCache {
             shared: Arc::new(Shared {
-                directory: Directory::open(path.clone(), size).map_err(failed)?,
+                directory: Directory::open(path, size).map_err(failed)?,
                 warn,
                 files: Mutex::default(),
                 queued: AtomicU64::new(0),
@@ -134,7 +134,7 @@ impl BlockCache {
             }),
             thread: Mutex::default(),
         });
-        caches.insert((path, size), Arc::downgrade(&cache));
+        caches.push(Arc::downgrade(&cache));
         Ok(cache)
     }
 

@@ -72,6 +72,11 @@ impl Directory {
         Ok(directory)
     }
 
+    /// Returns whether the directory has this path and size.
+    pub(crate) fn is(&self, path: &Path, size: u64) -> bool {
+        self.path == path && self.size == size
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

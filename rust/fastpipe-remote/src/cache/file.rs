@@ -113,6 +113,10 @@ impl CacheFile {
         let mut prefix = MAGIC.to_vec();
         prefix.extend((key.len() as u32).to_le_bytes());
         prefix.extend(key.as_bytes());
+        Self::with_prefix(path, prefix)
+    }
+
+    fn with_prefix(path: PathBuf, prefix: Vec<u8>) -> Self {
         CacheFile {
             path,
             seed: XxHash3_64::oneshot(&prefix),
@@ -124,13 +128,7 @@ impl CacheFile {
 
     /// Returns the same file without what is known of its records.
     pub(crate) fn unlocked(&self) -> Self {
-        CacheFile {
-            path: self.path.clone(),
-            prefix: self.prefix.clone(),
-            seed: self.seed,
-            index: Mutex::default(),
-            is_obsolete: AtomicBool::new(false),
-        }
+        Self::with_prefix(self.path.clone(), self.prefix.clone())
     }
 
     /// Returns the path of the file.
