@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastpipe
+import tfrecords
 import wire
 from fastpipe.errors import (
     DamageError,
@@ -240,7 +241,7 @@ def test_damage_is_an_error_by_default(some: Files) -> None:
 def test_more_losses_than_allowed(some: Files, limits: dict[str, Any]) -> None:
     with some.reader(on_error=fastpipe.Skip(**limits), batch_size=1) as reader:
         batches = iter(reader)
-        with pytest.raises(DamageError, match=r"30 rows .*block 1 of .*allow more") as raised:
+        with pytest.raises(DamageError, match=r"30 rows .*block 1, bytes .*allow more") as raised:
             list(batches)
         assert raised.value.losses == reader.losses
         assert isinstance(pickle.loads(pickle.dumps(raised.value)), DamageError)
@@ -272,7 +273,7 @@ def test_each_loss_is_logged_once(some: Files, caplog: pytest.LogCaptureFixture)
         reader.batch_at(2)
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == len(some.blocks)
-    assert all(f"{lost} rows are lost: block {number} " in "\n".join(texts) for number, _, _, lost in some.blocks)
+    assert all(f"{lost} rows are lost, of block {number}, " in "\n".join(texts) for number, _, _, lost in some.blocks)
 
 
 def test_a_lost_unit_is_not_judged_again(tmp_path: Path) -> None:
@@ -434,3 +435,29 @@ def test_flipped_bits_lose_the_same_rows_in_every_order(tmp_path: Path, part: in
         files, sound = _flipped(tmp_path / str(seed), seed)
         first, *others = _reads(files, sound)
         assert all(found == first for found in others), seed
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_damaged_records_of_tfrecord_files(tmp_path: Path, order: dict[str, Any], threads: int) -> None:
+    framed = [bytearray(tfrecords.frame(tfrecords.example({"id": index, "pad": "x" * 900}))) for index in range(300)]
+    (tmp_path / "clean.tfrecord").write_bytes(b"".join(framed))
+    lost = {0, 17, 18, 150, 299}
+    for index in lost:
+        # Data, or its checksum.
+        framed[index][-1 if index % 2 else 100] ^= 4
+    (tmp_path / "damaged.tfrecord").write_bytes(b"".join(framed))
+    options: dict[str, Any] = order | {"batch_size": 32, "features": {"id": fastpipe.DenseSpec((), "int64")}}
+    with fastpipe.read_tfrecord(tmp_path / "clean.tfrecord", **options) as clean:
+        expected = [[index for index in batch["id"].tolist() if index not in lost] for batch in clean]
+    with fastpipe.read_tfrecord(
+        tmp_path / "damaged.tfrecord", on_error=ANY, num_threads=threads, epochs=2, **options
+    ) as reader:
+        found = [batch["id"].tolist() for batch in reader]
+        assert found[: len(expected)] == expected
+        assert sum(loss.rows for loss in reader.losses) == len(lost)
+        assert "checksum" in reader.losses[0].reason
+        state = reader.state_dict()
+    with fastpipe.read_tfrecord(tmp_path / "damaged.tfrecord", on_error=ANY, epochs=2, **options) as again:
+        again.load_state_dict(state)
+        assert again.losses == reader.losses

@@ -81,7 +81,7 @@ class Loss(NamedTuple):
 
     Attributes:
         file: Path of the file.
-        block: Index of the unit within the file.
+        block: Index of the block within the file. None for TFRecord.
         start: Offset of the unit's first byte.
         end: Offset of the byte after the unit's last byte.
         rows: Number of lost rows.
@@ -89,11 +89,17 @@ class Loss(NamedTuple):
     """
 
     file: str
-    block: int
+    block: int | None
     start: int
     end: int
     rows: int
     reason: str
+
+    @property
+    def place(self) -> str:
+        """Where the unit is, in words."""
+        unit = "" if self.block is None else f"block {self.block}, "
+        return f"{unit}bytes {self.start} to {self.end} of {self.file}"
 
 
 class LostUnits:
@@ -128,10 +134,7 @@ class LostUnits:
                 known = unit["unit"] in self._found
                 self._found.setdefault(unit["unit"], (loss, unit["whole"]))
             if not known:
-                _LOG.warning(
-                    "%d rows are lost: block %s (bytes %s to %s) of %s is damaged: %s",
-                    *(loss.rows, loss.block, loss.start, loss.end, loss.file, loss.reason),
-                )
+                _LOG.warning("%d rows are lost, of %s: %s", loss.rows, loss.place, loss.reason)
         self._check()
 
     def whole_units(self) -> list[int]:
@@ -149,9 +152,7 @@ class LostUnits:
         rows = sum(loss.rows for loss in losses)
         if len(losses) <= limits.max_units and rows <= limits.max_fraction * all_rows:
             return
-        places = "; ".join(
-            f"block {loss.block} of {loss.file}: {loss.rows} rows ({loss.reason})" for loss in losses[:5]
-        )
+        places = "; ".join(f"{loss.place}: {loss.rows} rows ({loss.reason})" for loss in losses[:5])
         more = f"; and {len(losses) - 5} more" if len(losses) > 5 else ""
         raise DamageError(
             f"{rows} of {all_rows} rows in {len(losses)} damaged units are lost, and on_error={limits} allows fewer:"
@@ -177,7 +178,8 @@ class LostUnits:
         try:
             for unit, whole, block, start, end, rows, reason in stored:
                 file = str(getattr(self._data.place(int(unit), 0), "file", ""))
-                loss = Loss(file, int(block), int(start), int(end), int(rows), str(reason))
+                number = None if block is None else int(block)
+                loss = Loss(file, number, int(start), int(end), int(rows), str(reason))
                 units._found[int(unit)] = loss, bool(whole)
         except (IndexError, OverflowError, TypeError, ValueError):
             raise StateError("the damaged units of the state don't belong to this reader's dataset") from None

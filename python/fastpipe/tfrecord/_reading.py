@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from dataclasses import replace
+from typing import Any, Literal, Unpack
 
 from fastpipe._fastpipe import TfRecordDataset
 from fastpipe._files._file_data import ChunkedData
@@ -11,7 +12,9 @@ from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._remote_files import StorageOptions, expander
 from fastpipe._locations import TFRecordLocation
+from fastpipe._reader import losses
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.losses import Skip
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.specs import Features, RaggedSpec, Spec, inferred
@@ -46,6 +49,7 @@ class TFRecordData(ChunkedData):
 
     handle: TfRecordDataset
     words = _WORDS
+    may_lose_units = True
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ def read_tfrecord(
     batch_size: int,
     index_cache: IndexCache = None,
     storage_options: StorageOptions = None,
+    on_error: Literal["raise"] | Skip = "raise",
     **options: Unpack[Options],
 ) -> Reader:
     """Reads TFRecord files of `tf.train.Example` messages as batches of NumPy arrays, without TensorFlow.
@@ -133,6 +138,8 @@ def read_tfrecord(
             the file has grown. Defaults to None: no cache.
         storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
             fsspec or polars. Defaults to None: the environment's credentials and settings.
+        on_error: What to do with damaged records. "raise" (the default) raises an error when such a record is read.
+            `fastpipe.Skip(...)` leaves damaged records out, up to a limit.
         **options: See `fastpipe.typing.Options`.
 
     Returns:
@@ -164,6 +171,7 @@ def read_tfrecord(
         }
     """
     settings = Settings(read_tfrecord, batch_size, options)
+    settings.running = replace(settings.running, on_error=losses.checked(on_error))
     request = FeatureRequest.of(features, columns, overrides)
     data = TFRecordData(
         opened(source, SUFFIXES, expander(storage_options)), request.features, request.columns, index_cache
