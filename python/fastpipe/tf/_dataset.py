@@ -123,7 +123,7 @@ def _world(context: tf.distribute.InputContext | None) -> World | None:
 
 def _layout(passes: Passes) -> Layout:
     columns = columns_of(passes.features, lambda: _first(passes))
-    if passes.on_uneven == "pad":
+    if passes.marks_valid:
         columns["valid"] = Array(tf.bool, ())
     return Layout(columns, passes.batch_size if passes.one_size else None)
 

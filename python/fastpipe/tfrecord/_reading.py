@@ -173,9 +173,10 @@ def read_tfrecord(
     settings = Settings(read_tfrecord, batch_size, options)
     settings.running = replace(settings.running, on_error=losses.checked(on_error))
     request = FeatureRequest.of(features, columns, overrides)
-    data = TFRecordData(
-        opened(source, SUFFIXES, expander(storage_options)), request.features, request.columns, index_cache
-    )
+    with losses.framing_noted(settings.running.on_error):
+        data = TFRecordData(
+            opened(source, SUFFIXES, expander(storage_options)), request.features, request.columns, index_cache
+        )
     if request.overrides:
         data = data.with_features(request.changed(data.features))
     return settings.reader(data)

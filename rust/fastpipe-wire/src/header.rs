@@ -141,6 +141,7 @@ impl Header {
             // No server has an order of groups, or reads around damage.
             groups: _,
             lost: _,
+            filled: _,
         } = &self.info;
         let written = Written {
             epoch: *epoch,
@@ -226,6 +227,7 @@ impl Header {
                     .map(|(read, dropped)| KeyCount { read, dropped })
                     .collect(),
                 lost: Vec::new(),
+                filled: false,
                 after: written.after.into(),
             },
             lens,
@@ -291,7 +293,7 @@ mod tests {
             Header {
                 info: BatchInfo {
                     epoch: places[0], step: places[1], batch: places[2], rows: numbers[0] as usize,
-                    valid: numbers[1] as usize, after, groups: Groups::default(), lost: Vec::new(),
+                    valid: numbers[1] as usize, after, groups: Groups::default(), lost: Vec::new(), filled: false,
                     keys: keys.into_iter().map(|(read, dropped)| KeyCount { read, dropped }).collect(),
                 },
                 parts: if lens.is_empty() { Vec::new() } else { parts.into_iter().map(part).collect() },
