@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastpipe
+import tfrecords
 import wire
 from fastpipe.errors import (
     DamageError,
@@ -38,7 +39,7 @@ from fastpipe.errors import (
     ValueRangeError,
 )
 
-FILES = int(os.environ.get("FASTPIPE_DAMAGED_FILES", "100"))
+FILES = int(os.environ.get("FASTPIPE_DAMAGED_FILES", "60"))
 ANY = fastpipe.Skip(max_units=10**6, max_fraction=1.0)
 ORDERS: tuple[dict[str, Any], ...] = (
     {},
@@ -220,6 +221,49 @@ def test_resuming_changes_nothing(
     assert found == set(files.blocks)
 
 
+@pytest.mark.parametrize("uneven", ["pad", "drop"])
+@pytest.mark.parametrize("order", ORDERS[:3], ids=str)
+def test_filled_rows_keep_their_places(some: Files, order: dict[str, Any], uneven: str) -> None:
+    skip = fastpipe.Skip(max_fraction=1.0, fill=True)
+    options = order | {"on_uneven": uneven, "world_size": 2, "batch_size": 4}
+    for rank in range(2):
+        with (
+            some.reader(some.clean, on_error="raise", rank=rank, **options) as clean,
+            some.reader(on_error=skip, rank=rank, **options) as reader,
+        ):
+            assert reader._passes.one_size == (uneven == "pad")
+            tables = [fastpipe.to_arrow(batch).to_pylist() for batch in reader]
+            for expected, found in zip(map(rows, clean), tables, strict=True):
+                for values, row in zip(expected, found, strict=True):
+                    if values["id"] in some.lost:
+                        assert not row["valid"]
+                        assert [row[name] for name in ("id", "vector", "items", "maybe", "words", "text")] == [
+                            *(0, [0, 0], [], None, [], ""),
+                        ]
+                        assert row["sparse"]["values"] == []
+                    else:
+                        assert {name: row[name] for name in values if name != "sparse"} == {
+                            name: value for name, value in values.items() if name != "sparse"
+                        }
+        with some.reader(on_error=skip, rank=rank, **options) as stream:
+            for table, streamed in zip(tables, stream.to_arrow_reader(), strict=True):
+                assert streamed.schema == stream._passes.arrow_schema()
+                for name in ("id", "valid", "items"):
+                    assert streamed[name].to_pylist() == [row[name] for row in table]
+        assert stream.losses == reader.losses
+
+
+def test_filled_rows_are_not_described(some: Files) -> None:
+    with some.reader(on_error=fastpipe.Skip(max_fraction=1, fill=True)) as reader:
+        assert reader.describe().num_rows == 30 - len(some.lost)
+
+
+def test_a_feature_named_like_the_marks_is_refused(some: Files) -> None:
+    features = {"valid": fastpipe.DenseSpec((), "int64", field="id")}
+    with pytest.raises(ValueError, match="valid"):
+        some.reader(features=features, on_error=fastpipe.Skip(fill=True))
+
+
 def test_states_without_losses_are_unchanged(some: Files) -> None:
     states = []
     for on_error in ("raise", ANY):
@@ -240,7 +284,7 @@ def test_damage_is_an_error_by_default(some: Files) -> None:
 def test_more_losses_than_allowed(some: Files, limits: dict[str, Any]) -> None:
     with some.reader(on_error=fastpipe.Skip(**limits), batch_size=1) as reader:
         batches = iter(reader)
-        with pytest.raises(DamageError, match=r"30 rows .*block 1 of .*allow more") as raised:
+        with pytest.raises(DamageError, match=r"30 rows .*block 1, bytes .*allow more") as raised:
             list(batches)
         assert raised.value.losses == reader.losses
         assert isinstance(pickle.loads(pickle.dumps(raised.value)), DamageError)
@@ -272,7 +316,7 @@ def test_each_loss_is_logged_once(some: Files, caplog: pytest.LogCaptureFixture)
         reader.batch_at(2)
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == len(some.blocks)
-    assert all(f"{lost} rows are lost: block {number} " in "\n".join(texts) for number, _, _, lost in some.blocks)
+    assert all(f"{lost} rows are lost, of block {number}, " in "\n".join(texts) for number, _, _, lost in some.blocks)
 
 
 def test_a_lost_unit_is_not_judged_again(tmp_path: Path) -> None:
@@ -306,8 +350,7 @@ def test_every_way_to_read_leaves_out_the_same_rows(some: Files) -> None:
         ]
         half = reader.take(range(0, 30, 2))
         assert [index for batch in half for index in batch["id"]] == [index for index in kept if index % 2 == 0]
-        described = reader.describe()
-        assert described.num_rows == len(kept)
+        assert reader.describe().num_rows == len(kept)
         parts = reader.split(0.5, 0.5, seed=3)
         assert sorted(index for part in parts for batch in part for index in batch["id"]) == kept
         doubled = reader.map(lambda batch: {"twice": 2 * batch["id"]})
@@ -362,6 +405,16 @@ def test_data_that_does_not_fit_still_raises(some: Files) -> None:
     features = FEATURES | {"vector": fastpipe.DenseSpec((3,), "float32")}
     with some.reader(features=features) as reader, pytest.raises(ShapeError):
         list(reader)
+
+
+@pytest.mark.parametrize("features", [None, FEATURES])
+def test_damage_between_blocks_raises_an_error_with_advice(some: Files, features: Any) -> None:
+    data = bytearray(some.clean.read_bytes())
+    data[-1] ^= 1
+    some.damaged.write_bytes(data)
+    with pytest.raises(MalformedFileError, match="sync marker") as raised:
+        some.reader(features=features)
+    assert "Restore the file" in raised.value.__notes__[0]
 
 
 def test_a_changed_file_still_raises(some: Files) -> None:
@@ -434,3 +487,29 @@ def test_flipped_bits_lose_the_same_rows_in_every_order(tmp_path: Path, part: in
         files, sound = _flipped(tmp_path / str(seed), seed)
         first, *others = _reads(files, sound)
         assert all(found == first for found in others), seed
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_damaged_records_of_tfrecord_files(tmp_path: Path, order: dict[str, Any], threads: int) -> None:
+    framed = [bytearray(tfrecords.frame(tfrecords.example({"id": index, "pad": "x" * 900}))) for index in range(300)]
+    (tmp_path / "clean.tfrecord").write_bytes(b"".join(framed))
+    lost = {0, 17, 18, 150, 299}
+    for index in lost:
+        # Data, or its checksum.
+        framed[index][-1 if index % 2 else 100] ^= 4
+    (tmp_path / "damaged.tfrecord").write_bytes(b"".join(framed))
+    options: dict[str, Any] = order | {"batch_size": 32, "features": {"id": fastpipe.DenseSpec((), "int64")}}
+    with fastpipe.read_tfrecord(tmp_path / "clean.tfrecord", **options) as clean:
+        expected = [[index for index in batch["id"].tolist() if index not in lost] for batch in clean]
+    with fastpipe.read_tfrecord(
+        tmp_path / "damaged.tfrecord", on_error=ANY, num_threads=threads, epochs=2, **options
+    ) as reader:
+        found = [batch["id"].tolist() for batch in reader]
+        assert found[: len(expected)] == expected
+        assert sum(loss.rows for loss in reader.losses) == len(lost)
+        assert "checksum" in reader.losses[0].reason
+        state = reader.state_dict()
+    with fastpipe.read_tfrecord(tmp_path / "damaged.tfrecord", on_error=ANY, epochs=2, **options) as again:
+        again.load_state_dict(state)
+        assert again.losses == reader.losses

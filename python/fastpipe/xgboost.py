@@ -151,7 +151,7 @@ class DataIter(xgboost.DataIter):
             # A finished pass leaves the reader at the next epoch.
             self._passes.set_epoch(self._epoch)
             return False
-        keep = batch.get(_VALID) if self._passes.on_uneven == "pad" else None
+        keep = batch.get(_VALID) if self._passes.marks_valid else None
         more = {
             word: _kept(_plain(name, batch[name]), keep)
             for word, name in (("label", self._label), ("weight", self._weight))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastpipe._arguments import shown, within
-from fastpipe.errors import DamageError, StateError, UnsupportedError
+from fastpipe._arguments import flag, shown, within
+from fastpipe.errors import DamageError, MalformedFileError, StateError, UnsupportedError
 
 if TYPE_CHECKING:
     from fastpipe._reader.dataset import Dataset
@@ -28,7 +29,7 @@ class Skip:
     Which rows are lost depends only on the bytes of their unit, and not on the order of the rows, ranks or threads. If
     a unit can't be decompressed, or its records don't end where it ends, all of its rows are lost. If only some records
     can't be decoded, these records are lost. No other row moves: a batch keeps its step and its other rows, and becomes
-    shorter. It may be empty.
+    shorter. It may be empty. With `fill`, batches keep their sizes.
 
     `Reader.losses` lists what is lost. Each loss is also a warning of the logger `fastpipe`.
 
@@ -36,6 +37,8 @@ class Skip:
         max_units: Maximum number of units with lost rows, over all epochs. Each unit counts once. 0 to 2^31 - 1.
             Defaults to 10.
         max_fraction: Maximum fraction of the dataset's rows that may be lost, 0 to 1. Defaults to 0.01.
+        fill: Whether lost rows keep their places, with zeros and empty values. Batches then have a bool column `valid`,
+            False for these rows and for rows that `on_uneven="pad"` adds. Defaults to False.
 
     Raises:
         TypeError: If an argument isn't a number.
@@ -51,9 +54,11 @@ class Skip:
 
     max_units: int = 10
     max_fraction: float = 0.01
+    fill: bool = False
 
     def __post_init__(self) -> None:
         within("max_units", self.max_units, 0, 2**31 - 1)
+        flag("fill", self.fill)
         fraction: Any = self.max_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
             raise TypeError(f"max_fraction must be a number from 0 to 1; got {shown(fraction)}")
@@ -81,7 +86,7 @@ class Loss(NamedTuple):
 
     Attributes:
         file: Path of the file.
-        block: Index of the unit within the file.
+        block: Index of the block within the file. None for TFRecord.
         start: Offset of the unit's first byte.
         end: Offset of the byte after the unit's last byte.
         rows: Number of lost rows.
@@ -89,11 +94,17 @@ class Loss(NamedTuple):
     """
 
     file: str
-    block: int
+    block: int | None
     start: int
     end: int
     rows: int
     reason: str
+
+    @property
+    def place(self) -> str:
+        """Where the unit is, in words."""
+        unit = "" if self.block is None else f"block {self.block}, "
+        return f"{unit}bytes {self.start} to {self.end} of {self.file}"
 
 
 class LostUnits:
@@ -102,10 +113,14 @@ class LostUnits:
     Args:
         data: The dataset.
         limits: How much may be lost.
+
+    Attributes:
+        fills: Whether lost rows keep their places.
     """
 
     def __init__(self, data: Dataset, limits: Skip) -> None:
         self._data, self._limits = data, limits
+        self.fills = bool(limits.fill)
         self._lock = Lock()
         # The loss of each unit, and whether all rows of the unit are lost.
         self._found: dict[int, tuple[Loss, bool]] = {}
@@ -128,10 +143,7 @@ class LostUnits:
                 known = unit["unit"] in self._found
                 self._found.setdefault(unit["unit"], (loss, unit["whole"]))
             if not known:
-                _LOG.warning(
-                    "%d rows are lost: block %s (bytes %s to %s) of %s is damaged: %s",
-                    *(loss.rows, loss.block, loss.start, loss.end, loss.file, loss.reason),
-                )
+                _LOG.warning("%d rows are lost, of %s: %s", loss.rows, loss.place, loss.reason)
         self._check()
 
     def whole_units(self) -> list[int]:
@@ -149,9 +161,7 @@ class LostUnits:
         rows = sum(loss.rows for loss in losses)
         if len(losses) <= limits.max_units and rows <= limits.max_fraction * all_rows:
             return
-        places = "; ".join(
-            f"block {loss.block} of {loss.file}: {loss.rows} rows ({loss.reason})" for loss in losses[:5]
-        )
+        places = "; ".join(f"{loss.place}: {loss.rows} rows ({loss.reason})" for loss in losses[:5])
         more = f"; and {len(losses) - 5} more" if len(losses) > 5 else ""
         raise DamageError(
             f"{rows} of {all_rows} rows in {len(losses)} damaged units are lost, and on_error={limits} allows fewer:"
@@ -177,7 +187,8 @@ class LostUnits:
         try:
             for unit, whole, block, start, end, rows, reason in stored:
                 file = str(getattr(self._data.place(int(unit), 0), "file", ""))
-                loss = Loss(file, int(block), int(start), int(end), int(rows), str(reason))
+                number = None if block is None else int(block)
+                loss = Loss(file, number, int(start), int(end), int(rows), str(reason))
                 units._found[int(unit)] = loss, bool(whole)
         except (IndexError, OverflowError, TypeError, ValueError):
             raise StateError("the damaged units of the state don't belong to this reader's dataset") from None
@@ -189,6 +200,7 @@ def of(data: Dataset, limits: Skip | None) -> LostUnits | None:
 
     Raises:
         UnsupportedError: If the dataset can't be read around damage.
+        ValueError: If lost rows are to be marked, and a feature has the name of the marks.
     """
     if limits is None:
         return None
@@ -196,7 +208,23 @@ def of(data: Dataset, limits: Skip | None) -> LostUnits | None:
         reason = "on_error=fastpipe.Skip(...) isn't supported for this dataset"
         advice = 'read its partitions, packs or caches with on_error="raise"'
         raise UnsupportedError(f"{reason} ({data}): {advice}", reason=reason)
+    if limits.fill and "valid" in data.features:
+        raise ValueError('fill=True adds a column "valid", but a feature already has that name: rename the feature')
     return LostUnits(data, limits)
+
+
+@contextmanager
+def framing_noted(limits: Skip | None) -> Iterator[None]:
+    """Adds a note to errors for damage that prevents files from being opened."""
+    try:
+        yield
+    except MalformedFileError as error:
+        if limits is not None:
+            error.add_note(
+                "on_error=fastpipe.Skip(...) leaves out damage inside of blocks and records. This damage is in a header"
+                " or between blocks, so it isn't known where the next rows are. Restore the file, or leave it out"
+            )
+        raise
 
 
 def loaded(state: Mapping[str, Any], lost: LostUnits | None) -> LostUnits | None:

@@ -126,6 +126,14 @@ class MappedPasses(Passes):
         return self.incoming.on_uneven
 
     @property
+    def one_size(self) -> bool:
+        return self.incoming.one_size and super().one_size
+
+    @property
+    def marks_valid(self) -> bool:
+        return self.incoming.marks_valid
+
+    @property
     def epochs(self) -> int | None:
         return self.incoming.epochs
 

@@ -71,6 +71,11 @@ class PassOptions:
         """These options for a pass whose rows are counted, so that damage is an error."""
         return replace(self, on_error=None)
 
+    @property
+    def unfilled(self) -> PassOptions:
+        """These options for a pass that leaves lost rows out."""
+        return self if self.on_error is None else replace(self, on_error=replace(self.on_error, fill=False))
+
 
 def available_processors() -> int:
     """Returns the number of processors that this process may use."""

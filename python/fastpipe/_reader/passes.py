@@ -137,6 +137,11 @@ class Passes(ABC):
         return self.drop_last or self.on_uneven == "pad"
 
     @property
+    def marks_valid(self) -> bool:
+        """Whether batches have a column `valid`, which marks the rows that aren't padding."""
+        return self.on_uneven == "pad"
+
+    @property
     @abstractmethod
     def epochs(self) -> int | None:
         """Number of epochs in a pass; None if a pass has no end."""
@@ -378,7 +383,7 @@ class Passes(ABC):
             ImportError: If pyarrow isn't installed.
             ValueError: If Arrow doesn't support the name or size of a feature.
         """
-        return schema_of(self.features, valid=self.on_uneven == "pad")
+        return schema_of(self.features, valid=self.marks_valid)
 
     def rows_of(self, epoch: int, step: int) -> int:
         """Returns the number of rows in a batch without reading it.

@@ -81,8 +81,14 @@ class ReaderPasses(Passes):
 
     @property
     def one_size(self) -> bool:
-        # A batch is shorter if some of its rows are lost.
-        return self._reader._lost is None and super().one_size
+        # A batch is shorter if some of its rows are lost and not filled.
+        lost = self._reader._lost
+        return super().one_size and (lost is None or lost.fills)
+
+    @property
+    def marks_valid(self) -> bool:
+        lost = self._reader._lost
+        return super().marks_valid or (lost is not None and lost.fills)
 
     @property
     def on_uneven(self) -> str:
@@ -274,7 +280,7 @@ def arrow_streams(reader: Reader, start: Callable[[], Pass] | None = None) -> Ar
 
     return ArrowStreams(
         features=reader.features,
-        padded=reader._ordering.on_uneven == "pad",
+        padded=reader._passes.marks_valid,
         schema=reader._data.handle.arrow_schema,
         start=partial(reader._start, csr=True) if start is None else start,
         counter=counter,

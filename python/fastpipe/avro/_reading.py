@@ -315,9 +315,11 @@ def read_avro(
     hive = checked_partitioning(partitioning)
     tell_left_out({}, on_unsupported)
     files = opened(source, expand_path=expander(storage_options, block_cache))
-    if request.features is not None:
-        return settings.reader(AvroData(files, request.features, index_cache, resolution=resolution, hive=hive))
-    data = AvroData.inferring(files, request.columns, index_cache, resolution, hive=hive)
+    with losses.framing_noted(settings.running.on_error):
+        if request.features is not None:
+            data = AvroData(files, request.features, index_cache, resolution=resolution, hive=hive)
+            return settings.reader(data)
+        data = AvroData.inferring(files, request.columns, index_cache, resolution, hive=hive)
     tell_left_out(data.left_out, on_unsupported)
     tell_later(*data.later_columns)
     if request.overrides:

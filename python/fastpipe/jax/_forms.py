@@ -248,6 +248,10 @@ def check_dense(name: str, spec: Spec) -> None:
 
 
 def check_sizes(passes: Passes) -> None:
+    if not passes.one_size and (passes.drop_last or passes.on_uneven == "pad"):
+        raise ValueError(
+            "a sharding requires batches of equal size, and damaged rows are left out: use Skip(fill=True)"
+        )
     if not passes.one_size:
         raise ValueError(
             "a sharding requires batches of equal size, but the last may be smaller: read with drop_last=True, or with"

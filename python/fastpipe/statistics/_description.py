@@ -339,7 +339,7 @@ def _rows_once(reader: Reader, *, progress: bool) -> Iterator[dict[str, Any]]:
         chosen = Ordering.checked(batch_size=rows)
     else:
         chosen = replace(ordering, drop_last=False, on_uneven="allow")
-    once = Reader._of(data, ordering=chosen, running=running, progress=progress, epochs=1)
+    once = Reader._of(data, ordering=chosen, running=running.unfilled, progress=progress, epochs=1)
     once.set_epoch(reader.epoch)
     with once:
         yield from once

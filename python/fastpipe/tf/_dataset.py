@@ -124,7 +124,7 @@ def _world(context: tf.distribute.InputContext | None) -> World | None:
 
 def _layout(passes: Passes) -> Layout:
     columns = columns_of(passes.features, lambda: _first(passes))
-    if passes.on_uneven == "pad":
+    if passes.marks_valid:
         columns["valid"] = Array(tf.bool, ())
     # A map may yield batches of any size.
     return Layout(columns, passes.batch_size if passes.one_size and passes.in_engine else None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from dataclasses import replace
+from typing import Any, Literal, Unpack
 
 from fastpipe._fastpipe import TfRecordDataset
 from fastpipe._files._file_data import ChunkedData
@@ -11,7 +12,9 @@ from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
 from fastpipe._files._remote_files import BlockCache, StorageOptions, expander
 from fastpipe._locations import TFRecordLocation
+from fastpipe._reader import losses
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.losses import Skip
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.specs import Features, RaggedSpec, Spec, inferred
@@ -46,6 +49,7 @@ class TFRecordData(ChunkedData):
 
     handle: TfRecordDataset
     words = _WORDS
+    may_lose_units = True
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ def read_tfrecord(
     index_cache: IndexCache = None,
     storage_options: StorageOptions = None,
     block_cache: BlockCache = None,
+    on_error: Literal["raise"] | Skip = "raise",
     **options: Unpack[Options],
 ) -> Reader:
     """Reads TFRecord files of `tf.train.Example` messages as batches of NumPy arrays, without TensorFlow.
@@ -136,6 +141,8 @@ def read_tfrecord(
             fsspec or polars. Defaults to None: the environment's credentials and settings.
         block_cache: A folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`, which keeps bytes of
             URLs for later epochs and other processes. Paths of local files ignore it. Defaults to None: no cache.
+        on_error: What to do with damaged records. "raise" (the default) raises an error when such a record is read.
+            `fastpipe.Skip(...)` leaves damaged records out, up to a limit.
         **options: See `fastpipe.typing.Options`.
 
     Returns:
@@ -167,10 +174,11 @@ def read_tfrecord(
         }
     """
     settings = Settings(read_tfrecord, batch_size, options)
+    settings.running = replace(settings.running, on_error=losses.checked(on_error))
     request = FeatureRequest.of(features, columns, overrides)
-    data = TFRecordData(
-        opened(source, SUFFIXES, expander(storage_options, block_cache)), request.features, request.columns, index_cache
-    )
+    files = opened(source, SUFFIXES, expander(storage_options, block_cache))
+    with losses.framing_noted(settings.running.on_error):
+        data = TFRecordData(files, request.features, request.columns, index_cache)
     if request.overrides:
         data = data.with_features(request.changed(data.features))
     return settings.reader(data)

@@ -44,12 +44,13 @@ pub struct Assembled {
     pub dense_shapes: Vec<Vec<i64>>,
     /// The keys of each column that may leave some out; empty if no column does.
     pub keys: Vec<KeyCount>,
-    /// The rows that were left out because their data is damaged, by slot.
+    /// The rows whose data is damaged, by slot.
     pub lost: Vec<LostRow>,
 }
 
 /// Assembles a batch whose rows are all filled. `fragments` contains the fragments of the batch's tasks, in any order.
-/// Leaves out rows that are lost. Their slots have nothing in arenas, so only placed parts become shorter.
+/// Leaves out rows that are lost, unless `fills_lost` is set. Their slots have nothing in arenas, so only placed parts
+/// become shorter.
 ///
 /// # Errors
 ///
@@ -59,6 +60,7 @@ pub fn assemble(
     rows: Rows,
     fragments: &mut [Fragment],
     pool: &Arc<SlabPool>,
+    fills_lost: bool,
 ) -> Result<Assembled> {
     let parts = rows.parts().clone();
     let mut count = rows.rows();
@@ -72,7 +74,8 @@ pub fn assemble(
         lost.extend_from_slice(fragment.lost());
     }
     lost.sort_unstable();
-    let left_out = try_collect(lost.iter().map(|row| row.slot), "the lost rows of a batch")?;
+    let left_out = if fills_lost { &[] } else { &lost[..] };
+    let left_out = try_collect(left_out.iter().map(|row| row.slot), "the lost rows of a batch")?;
     if !left_out.is_empty() {
         filled.remove_rows(&parts, count, &left_out);
     }
@@ -379,7 +382,7 @@ mod tests {
         for division in divisions {
             let rows = Rows::new(parts.clone(), 10, &pool).unwrap();
             let mut fragments: Vec<_> = division.into_iter().map(|slots| fill(&rows, slots)).collect();
-            let mut batch = assemble(&columns, rows, &mut fragments, &pool).unwrap();
+            let mut batch = assemble(&columns, rows, &mut fragments, &pool, false).unwrap();
             assert_eq!(batch.dense_shapes, [[10, 82]]);
             assert!(batch.parts.iter().all(|s| s.offset % ALIGNMENT == 0));
             results.push((0..6).map(|i| part(&mut batch, i)).collect::<Vec<_>>());
@@ -408,7 +411,7 @@ mod tests {
         let pool = SlabPool::new(4);
         let rows = Rows::new(parts, 3, &pool).unwrap();
         let mut fragments = vec![fill(&rows, [0, 2])];
-        assert!(assemble(&columns, rows, &mut fragments, &pool).is_err());
+        assert!(assemble(&columns, rows, &mut fragments, &pool, false).is_err());
     }
 
     #[test]
@@ -423,7 +426,7 @@ mod tests {
                 .zip(slots)
                 .for_each(|(slot, &like)| fill_row(&mut sink, slot, like));
             let mut fragments = [sink.finish()];
-            let mut batch = assemble(&columns, rows, &mut fragments, &pool).unwrap();
+            let mut batch = assemble(&columns, rows, &mut fragments, &pool, false).unwrap();
             (0..6).map(|i| part(&mut batch, i)).collect::<Vec<_>>()
         };
         for lost in 0..1u32 << 7 {
@@ -448,7 +451,7 @@ mod tests {
                 }
             }
             let mut fragments = sinks.map(Sink::finish);
-            let mut batch = assemble(&columns, rows, &mut fragments, &pool).unwrap();
+            let mut batch = assemble(&columns, rows, &mut fragments, &pool, false).unwrap();
             let kept: Vec<u32> = (0..7).filter(|&slot| !is_lost(slot)).collect();
             let slots: Vec<u32> = batch.lost.iter().map(|row| row.slot).collect();
             assert_eq!(slots, (0..7).filter(|&slot| is_lost(slot)).collect::<Vec<_>>());
@@ -497,7 +500,7 @@ mod tests {
                 assert_eq!(second.count_keys(3, 1, 1), Err(Overflow::Row));
             }
             let mut fragments = [first.finish(), second.finish()];
-            let assembled = assemble(&columns, rows, &mut fragments, &pool).unwrap();
+            let assembled = assemble(&columns, rows, &mut fragments, &pool, false).unwrap();
             let [first, _] = fragments;
             (assembled.keys, first)
         };

@@ -286,6 +286,11 @@ pub trait Source: Any + Send + Sync {
         false
     }
 
+    /// Whether lost rows keep their slots, whose values are zero or empty. Otherwise batches leave them out.
+    fn fills_lost(&self) -> bool {
+        false
+    }
+
     /// Whether [`Source::pick`] also accepts units that `other` opened. The columns of both are equal. If so, one call
     /// picks the rows of both.
     fn shares_pick(&self, other: &dyn Source) -> bool {

@@ -104,14 +104,13 @@ fn type_of(form: &Form, scale: Option<i8>) -> Result<DataType> {
 }
 
 /// Exports a batch with these columns. `schema` must be the result of [`schema`], and `parts` must be in the order of
-/// the columns. The first `valid` rows are data and the others are padding. If the schema has the additional bool
-/// column, it shows which is which. In the columns named in `nan_is_null`, NaN is exported as null.
+/// the columns. If the schema has the additional bool column, it contains `is_valid` of each row. In the columns named in `nan_is_null`, NaN is exported as null.
 pub fn to_record_batch(
     schema: &SchemaRef,
     columns: &[ColumnSpec],
     parts: impl Iterator<Item = Buffer>,
     rows: usize,
-    valid: usize,
+    is_valid: impl Fn(usize) -> bool,
     nan_is_null: &HashSet<String>,
 ) -> Result<RecordBatch> {
     let mut exporter = Exporter {
@@ -130,7 +129,7 @@ pub fn to_record_batch(
         arrays.push(make_array(array.map_err(|error| error.at_feature(&column.name))?));
     }
     if fields.next().is_some() {
-        let flags = BooleanBuffer::collect_bool(rows, |row| row < valid);
+        let flags = BooleanBuffer::collect_bool(rows, is_valid);
         arrays.push(make_array(array(
             &DataType::Boolean,
             rows,
@@ -455,7 +454,7 @@ mod tests {
     fn exported(form: Form, parts: Vec<Buffer>, rows: usize) -> Result<ArrayRef> {
         let columns = [column(form)];
         let schema = schema(&columns, None, HashMap::new())?;
-        let batch = to_record_batch(&schema, &columns, parts.into_iter(), rows, rows, &HashSet::new())?;
+        let batch = to_record_batch(&schema, &columns, parts.into_iter(), rows, |_| true, &HashSet::new())?;
         let array = batch.column(0).clone();
         array.to_data().validate_full().unwrap();
         Ok(array)
@@ -560,7 +559,8 @@ mod tests {
             let schema = schema(&columns, None, HashMap::new()).unwrap();
             for (name, nulls) in [("x", [true, true, true, false]), ("y", [true, false, false, false])] {
                 let parts = [bools(&[0, 1, 1, 1]), values.clone()].into_iter();
-                let batch = to_record_batch(&schema, &columns, parts, 4, 4, &HashSet::from([name.into()])).unwrap();
+                let batch =
+                    to_record_batch(&schema, &columns, parts, 4, |_| true, &HashSet::from([name.into()])).unwrap();
                 let array = batch.column(0);
                 array.to_data().validate_full().unwrap();
                 assert_eq!([0, 1, 2, 3].map(|i| array.is_null(i)), nulls);
@@ -584,7 +584,7 @@ mod tests {
             let schema = schema(&columns, None, HashMap::new()).unwrap();
             assert_eq!(*schema.field(0).data_type(), ty);
             let parts = [numbers(&[-5, i64::MAX])];
-            let batch = to_record_batch(&schema, &columns, parts.into_iter(), 2, 2, &HashSet::new()).unwrap();
+            let batch = to_record_batch(&schema, &columns, parts.into_iter(), 2, |_| true, &HashSet::new()).unwrap();
             let found = batch.column(0);
             found.to_data().validate_full().unwrap();
             let wide: Vec<i128> = match ty {
@@ -607,7 +607,7 @@ mod tests {
             &columns,
             [numbers(&[1, 2, 3])].into_iter(),
             3,
-            2,
+            |row| row < 2,
             &HashSet::new(),
         )
         .unwrap();

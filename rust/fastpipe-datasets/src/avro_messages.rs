@@ -271,5 +271,5 @@ fn decode<E>(
     if let Some((_, error)) = failed {
         return Err(error.into());
     }
-    Ok(assemble(schemas.specs(), rows, &mut fragments, &pool)?)
+    Ok(assemble(schemas.specs(), rows, &mut fragments, &pool, false)?)
 }

@@ -25,10 +25,20 @@ pub struct BatchInfo {
     /// The keys of each column that may leave some out, including keys of rows that only pad the batch. Empty if no
     /// column leaves out keys.
     pub keys: Vec<KeyCount>,
-    /// The rows that are left out because their data is damaged. Batches from servers have none.
+    /// The rows whose data is damaged. Batches from servers have none.
     pub lost: Vec<LostRow>,
+    /// Whether lost rows have slots, which are zero or empty. Otherwise they are left out.
+    pub filled: bool,
     /// The state after this batch.
     pub after: State,
+}
+
+impl BatchInfo {
+    /// Returns the slots of the lost rows that are zero or empty.
+    pub fn filled_slots(&self) -> impl Iterator<Item = usize> {
+        let lost = self.lost.iter().take_while(|_| self.filled);
+        lost.map(|row| row.slot as usize)
+    }
 }
 
 /// A batch: its memory, and the position of each part of each column in it. Lengths have been converted to offsets.
@@ -46,9 +56,13 @@ pub struct Batch {
 impl Batch {
     /// Creates a batch of assembled columns.
     pub(crate) fn new(info: BatchInfo, assembled: Assembled) -> Self {
-        let left_out = assembled.lost.partition_point(|row| (row.slot as usize) < info.valid);
+        let filled = assembled.rows == info.rows;
+        let left_out = assembled
+            .lost
+            .partition_point(|row| !filled && (row.slot as usize) < info.valid);
         Batch {
             info: BatchInfo {
+                filled,
                 rows: assembled.rows,
                 valid: info.valid - left_out,
                 keys: assembled.keys,

@@ -43,11 +43,13 @@ struct Shared {
     files: Files,
     parts: Arc<[Part]>,
     found: Mutex<HashMap<u64, Loss>>,
+    fills: bool,
 }
 
 impl Tolerant {
-    /// Wraps a source. All rows of the units `lost` are lost. They aren't judged again.
-    pub fn new(source: Arc<dyn Source>, lost: impl IntoIterator<Item = u64>) -> Tolerant {
+    /// Wraps a source. All rows of the units `lost` are lost. They aren't judged again. If `fills` is set, lost rows have
+    /// slots.
+    pub fn new(source: Arc<dyn Source>, lost: impl IntoIterator<Item = u64>, fills: bool) -> Tolerant {
         let found = lost.into_iter().filter(|&unit| unit < source.units());
         let loss = |unit| {
             let (rows, whole) = (source.describe(unit).rows, true);
@@ -70,6 +72,7 @@ impl Tolerant {
                 .collect(),
             found: Mutex::new(found.map(loss).collect()),
             source,
+            fills,
         }))
     }
 
@@ -185,7 +188,7 @@ impl Source for Tolerant {
         let csr = self.0.source.in_csr()?;
         let lost = lock(&self.0.found);
         let lost = lost.iter().filter(|(_, loss)| loss.whole).map(|(&unit, _)| unit);
-        Ok(csr.map(|csr| Arc::new(Tolerant::new(csr, lost)) as Arc<dyn Source>))
+        Ok(csr.map(|csr| Arc::new(Tolerant::new(csr, lost, self.0.fills)) as Arc<dyn Source>))
     }
 
     fn units(&self) -> u64 {
@@ -243,6 +246,10 @@ impl Source for Tolerant {
 
     fn must_index(&self) -> bool {
         self.facts().access == Access::Sequence
+    }
+
+    fn fills_lost(&self) -> bool {
+        self.0.fills
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {

@@ -51,7 +51,8 @@ impl PassContext {
         self.costs.appended(class, info.rows as u64, bytes);
         let batch = catch_unwind(AssertUnwindSafe(|| {
             let slabs = self.working_memory.memory().slabs();
-            assemble(columns, rows, &mut outputs.fragments, slabs)
+            let fills_lost = self.config.source().fills_lost();
+            assemble(columns, rows, &mut outputs.fragments, slabs, fills_lost)
         }));
         let batch = batch.unwrap_or_else(|panic| Err(panicked(&*panic)));
         self.working_memory.take_back(outputs.fragments, self.config.threads());

@@ -42,7 +42,12 @@ impl Yielded {
             epoch: batch.info.epoch,
             place: (batch.info.step, batch.info.batch),
             keys: batch.info.keys.clone(),
-            rows: batch.info.valid as u64,
+            rows: (batch.info.valid
+                - batch
+                    .info
+                    .filled_slots()
+                    .filter(|&slot| slot < batch.info.valid)
+                    .count()) as u64,
             bytes: batch.parts.iter().map(|part| part.len as u64).sum(),
             waited: asked.elapsed(),
         }

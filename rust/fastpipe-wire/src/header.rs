@@ -143,6 +143,7 @@ impl Header {
             groups,
             // No server reads around damage.
             lost: _,
+            filled: _,
         } = &self.info;
         let written = Written {
             epoch: *epoch,
@@ -233,6 +234,7 @@ impl Header {
                     .map(|(read, dropped)| KeyCount { read, dropped })
                     .collect(),
                 lost: Vec::new(),
+                filled: false,
                 after: written.after.into(),
             },
             lens,
@@ -300,6 +302,7 @@ mod tests {
                 info: BatchInfo {
                     epoch: places[0], step: places[1], batch: places[2], rows: numbers[0] as usize,
                     valid: numbers[1] as usize, after, groups: Groups { sizes, starts }, lost: Vec::new(),
+                    filled: false,
                     keys: keys.into_iter().map(|(read, dropped)| KeyCount { read, dropped }).collect(),
                 },
                 parts: if lens.is_empty() { Vec::new() } else { parts.into_iter().map(part).collect() },

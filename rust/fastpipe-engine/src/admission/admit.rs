@@ -113,6 +113,7 @@ impl PassContext {
             groups: plan.groups,
             keys: Vec::new(),
             lost: Vec::new(),
+            filled: false,
             after: plan.after,
         };
         let started = match plan.content {

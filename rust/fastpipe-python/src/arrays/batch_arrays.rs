@@ -85,6 +85,7 @@ pub(crate) fn to_dict<'py>(
     batch: Batch,
     padded: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let filled: Vec<usize> = batch.info.filled_slots().collect();
     let BatchInfo {
         rows, valid, groups, ..
     } = batch.info;
@@ -113,6 +114,7 @@ pub(crate) fn to_dict<'py>(
         };
         let mut flags = Fresh::zeros(&dtype::<bool>(py), &[rows])?;
         flags.bytes_mut()[..valid.min(rows)].fill(Byte::new(1));
+        filled.iter().for_each(|&slot| flags.bytes_mut()[slot] = Byte::new(0));
         dict.set_item(VALID, flags.into_array())?;
     }
     if !groups.sizes.is_empty() {

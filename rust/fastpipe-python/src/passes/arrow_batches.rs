@@ -57,7 +57,9 @@ impl ArrowBatches {
             len => slabs[part.slab].slice_with_length(part.offset, len),
         });
         let (rows, valid) = (batch.info.rows, batch.info.valid);
-        to_record_batch(&self.schema, columns, parts, rows, valid, &self.nan_is_null)
+        let filled: HashSet<usize> = batch.info.filled_slots().collect();
+        let is_valid = |row: usize| row < valid && !filled.contains(&row);
+        to_record_batch(&self.schema, columns, parts, rows, is_valid, &self.nan_is_null)
     }
 }
 

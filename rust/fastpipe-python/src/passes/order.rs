@@ -349,13 +349,14 @@ impl Order {
         };
         let totals = options.totals.as_ref().map(|totals| totals.get().counted.clone());
         let (begun, counted, options) = (data.begin(py, csr)?, options.lost.as_ref(), options.engine);
-        let mut lost = None;
+        let (mut lost, mut fills) = (None, false);
         let batches: Box<dyn BatchSource> = match data.produced() {
             None => {
                 let mut source = begun.source.clone();
                 if let Some(counted) = counted {
                     let known: Vec<u64> = counted.call_method0(py, "whole_units")?.extract(py)?;
-                    let tolerant = Tolerant::new(source, known);
+                    fills = counted.getattr(py, "fills")?.extract(py)?;
+                    let tolerant = Tolerant::new(source, known, fills);
                     source = Arc::new(tolerant.clone());
                     lost = Some(LostUnits::new(tolerant, counted.clone_ref(py)));
                 }
@@ -388,7 +389,7 @@ impl Order {
                 batches
             }
         };
-        let padded = self.order.settings().on_uneven == Uneven::Pad;
+        let padded = fills || self.order.settings().on_uneven == Uneven::Pad;
         let origin = Origin {
             order: self.order.clone(),
             options,
