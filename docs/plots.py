@@ -130,7 +130,8 @@ def section(page: str) -> str:
     if not shown or not _DRAWS:
         return ""
     images = (
-        f'### {plot.title}\n\nBars: {"; ".join(plot.labels)}.\n\n<img src="../_static/{plot.name}" alt="{plot.title}">\n'
+        f"### {plot.title}\n\nBars: {'; '.join(plot.labels)}.\n\n"
+        f'<img src="../_static/{plot.name}" alt="{plot.title}">\n'
         for plot in shown
     )
     return "\n".join(["\n## Plots\n", "The plots show all rows of the recorded results.\n", *images])

@@ -23,7 +23,7 @@ FRAMEWORKS = ("torch", "jax", "tensorflow", "xgboost", "ray")
 
 # Public types that only functions of fastpipe create. The functions have the examples.
 RETURNED = {
-    *("Candidates", "CsvSample", "Description", "FeatureStatistics", "Growth", "HeldOut", "LeaseWorker"),
+    *("Candidates", "CsvSample", "Description", "FeatureStatistics", "Growth", "HeldOut", "LeaseWorker", "Loss"),
     *("LedgerStatus", "EpochStatus", "WorkerStatus", "Measure", "Partition", "RowEstimate", "ShuffleReport"),
     *("PrometheusCollector", "SqlPartition", "SqlPlan", "WrittenFile", "WrittenRecords", "Features", "StepOfEpoch"),
     *("AvroLocation", "CsvLocation", "MixtureLocation", "PackLocation", "PointLocation"),

@@ -67,9 +67,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.has_tags:
             self.send_header("ETag", tag)
         self.end_headers()
-        self.wfile.write(whole[start : end - cut])
+        # Counted first, because the client may look at the number as soon as it has the bytes.
         with self.server.lock:
             self.server.bytes_sent += end - cut - start
+        self.wfile.write(whole[start : end - cut])
         if cut or extra:
             self.close_connection = True
 

@@ -19,9 +19,9 @@ impl RemoteDataset {
     /// each unit, or its groups if rows are `grouped`. `counted_rows` is the number of rows in an epoch if only servers
     /// can plan its batches. `uncut` is the number of units before large ones were split.
     ///
-    /// `start(feed, order, progress, csr)` starts to receive the batches of a pass. Its arguments are the order as JSON,
-    /// the progress from which the first epoch's steps are counted (None for its start), and whether sparse columns use
-    /// Arrow's layout. `start` must not refer to the dataset.
+    /// `start(feed, order, progress, csr)` starts to receive the batches of a pass. Its arguments are the order as
+    /// JSON, the progress from which the first epoch's steps are counted (None for its start), and whether sparse
+    /// columns use Arrow's layout. `start` must not refer to the dataset.
     #[new]
     #[allow(clippy::too_many_arguments)] // They have names in Python.
     #[pyo3(signature = (columns, csr, rows, *, counted_rows, grouped, uncut, in_sequence, start))]
