@@ -32,11 +32,11 @@ ROWS = 600
 SCHEMA = {"type": "record", "name": "row", "fields": [{"name": "id", "type": "long"}, {"name": "x", "type": "bytes"}]}
 
 
-def write(folder: Path) -> None:
-    """Writes 3 MiB that can't be compressed, in blocks of about 30 KiB."""
+def write(folder: Path, size: int = 1747) -> None:
+    """Writes rows of `size` bytes that can't be compressed, by default 3 MiB, in blocks of about 30 KiB."""
     draw = np.random.default_rng(3)
     for number in range(FILES):
-        rows = [{"id": i, "x": draw.bytes(1747)} for i in range(number * ROWS, (number + 1) * ROWS)]
+        rows = [{"id": i, "x": draw.bytes(size)} for i in range(number * ROWS, (number + 1) * ROWS)]
         with (folder / f"part-{number}.avro").open("wb") as file:
             fastavro.writer(file, SCHEMA, rows, sync_interval=30_000)
 
@@ -51,6 +51,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def web(data: Path) -> Iterator[WebServer]:
     with serving(data) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    """Serves files of 12 MiB. A request of several blocks is a small part of them."""
+    folder = tmp_path_factory.mktemp("large")
+    write(folder, 7000)
+    with serving(folder) as server:
         yield server
 
 
@@ -108,9 +117,9 @@ def test_the_batches_equal_those_of_local_files(
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("is_opened", [False, True], ids=["filled by reading", "filled by opening"])
 def test_half_of_an_epoch_comes_from_half_of_the_data(
-    data: Path, web: WebServer, cache: Path, tmp_path: Path, shuffle: bool, is_opened: bool
+    large: WebServer, cache: Path, tmp_path: Path, shuffle: bool, is_opened: bool
 ) -> None:
-    size = total(data)
+    web, size = large, total(large.folder)
     options: dict[str, Any] = {"index_cache": tmp_path / "index", "shuffle": shuffle, "seed": 1}
     # Inference would read the data.
     options["features"] = {"id": fastpipe.DenseSpec((), "int64")}

@@ -55,7 +55,7 @@ def test_no_unit_is_read_twice() -> None:
 
     table = pa.table({"id": range(600), "text": ["x" * 500] * 600, "t": [[1]] * 600})
     sizes = set()
-    for limit in range(100_000, 220_000, 10_000):
+    for limit in range(20_000, 220_000, 10_000):
         reader = fastpipe.read_units(Counted(table, 60), batch_size=1, memory_limit=limit, num_threads=1)
         sizes.add(in_sequence(reader, reader._data, 600).batch_size)
     assert {1, 600} < sizes
