@@ -129,9 +129,8 @@ def section(page: str) -> str:
     shown = [plot for plot in PLOTS if plot.page == page]
     if not shown or not _DRAWS:
         return ""
-    images = (
-        f"### {plot.title}\n\nBars: {'; '.join(plot.labels)}.\n\n"
-        f'<img src="../_static/{plot.name}" alt="{plot.title}">\n'
-        for plot in shown
-    )
-    return "\n".join(["\n## Plots\n", "The plots show all rows of the recorded results.\n", *images])
+    parts = ["\n## Plots\n", "The plots show all rows of the recorded results.\n"]
+    for plot in shown:
+        image = f'<img src="../_static/{plot.name}" alt="{plot.title}">'
+        parts.append(f"### {plot.title}\n\nBars: {'; '.join(plot.labels)}.\n\n{image}\n")
+    return "\n".join(parts)

@@ -110,7 +110,7 @@ def write(folder: Path) -> None:
 
 
 class Example(NamedTuple):
-    """Python code, one command, or a block of commands of which some run in the background.
+    """Python code, one command, or a block of commands, which may run in the background.
 
     Attributes:
         output: What the code prints, if the next block shows it.
@@ -137,7 +137,7 @@ def programs(page: Path) -> dict[str, str]:
 def examples(page: Path) -> Iterator[Example]:
     """Yields the examples of a page in order.
 
-    Commands are those of fastpipe, and those that run a program of the page. Other commands are skipped.
+    Only the command `fastpipe`, and commands that run a program of the page, are examples.
     """
     files = programs(page)
     for language, code, output in _BLOCK.findall(page.read_text("utf-8")):
