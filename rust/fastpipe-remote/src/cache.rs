@@ -76,6 +76,7 @@ struct Shared {
 enum Task {
     Store(Arc<CacheFile>, u64, Vec<u8>),
     Remove(Arc<CacheFile>),
+    Touch(Arc<CacheFile>),
     Warn(String),
     Reply(std::sync::mpsc::SyncSender<()>),
 }
@@ -161,16 +162,15 @@ impl BlockCache {
     /// Returns the cached bytes of an object. Another version has another key.
     pub(crate) fn bytes_of(self: &Arc<Self>, object: &str, key: &str) -> CachedBytes {
         let path = self.shared.directory.file_of(object);
-        let new = || Arc::new(CacheFile::new(path.clone(), key));
         let mut files = self.shared.files();
         let known = files.get(&path).and_then(Weak::upgrade);
         let file = known.filter(|file| file.is_for(key)).unwrap_or_else(|| {
-            let file = new();
+            let file = Arc::new(CacheFile::new(path.clone(), key));
             files.insert(path.clone(), Arc::downgrade(&file));
             file
         });
         drop(files);
-        file.touch();
+        self.send(Task::Touch(file.clone()));
         CachedBytes {
             cache: self.clone(),
             file,
@@ -249,7 +249,7 @@ impl Task {
     fn bytes(&self) -> u64 {
         match self {
             Task::Store(_, _, bytes) => bytes.len() as u64,
-            Task::Remove(_) | Task::Warn(_) | Task::Reply(_) => 0,
+            Task::Remove(_) | Task::Touch(_) | Task::Warn(_) | Task::Reply(_) => 0,
         }
     }
 }
@@ -276,6 +276,7 @@ impl Shared {
         let result = match task {
             Task::Store(file, offset, bytes) => self.store(&file, offset, &bytes),
             Task::Remove(file) => self.directory.remove(file.path()),
+            Task::Touch(file) => return file.touch(),
             Task::Warn(text) => return self.warn_of_failure(&text),
             // The caller may have been interrupted.
             Task::Reply(sender) => return sender.try_send(()).unwrap_or_default(),
