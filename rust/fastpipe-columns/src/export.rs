@@ -104,7 +104,8 @@ fn type_of(form: &Form, scale: Option<i8>) -> Result<DataType> {
 }
 
 /// Exports a batch with these columns. `schema` must be the result of [`schema`], and `parts` must be in the order of
-/// the columns. If the schema has the additional bool column, it contains `is_valid` of each row. In the columns named in `nan_is_null`, NaN is exported as null.
+/// the columns. If the schema has the additional bool column, it contains `is_valid` of each row. In the columns named
+/// in `nan_is_null`, NaN is exported as null.
 pub fn to_record_batch(
     schema: &SchemaRef,
     columns: &[ColumnSpec],

@@ -47,8 +47,8 @@ struct Shared {
 }
 
 impl Tolerant {
-    /// Wraps a source. All rows of the units `lost` are lost. They aren't judged again. If `fills` is set, lost rows have
-    /// slots.
+    /// Wraps a source. All rows of the units `lost` are lost. They aren't judged again. If `fills` is set, lost rows
+    /// have slots.
     pub fn new(source: Arc<dyn Source>, lost: impl IntoIterator<Item = u64>, fills: bool) -> Tolerant {
         let found = lost.into_iter().filter(|&unit| unit < source.units());
         let loss = |unit| {
