@@ -89,8 +89,8 @@ const KEPT: usize = 16;
 /// would pin large buffers.
 const LARGEST_WASTE: usize = 2;
 
-/// Sizes are rounded up to a multiple of this or of an eighth of the largest power of two below them, whichever is
-/// less. So units of similar sizes share buffers, and little of a buffer is unused.
+/// Sizes are rounded up to a multiple of this, or of an eighth of the largest power of two below them if that is less.
+/// So units of similar sizes share buffers, and little of a buffer is unused.
 const GRAIN: usize = 64 << 10;
 
 /// Small sizes are rounded up to a multiple of this, which is the page size of most systems. On systems with larger
