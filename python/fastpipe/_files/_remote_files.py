@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 StorageOptions: TypeAlias = "Mapping[str, Any] | None"
 """How to reach an object store: names of options and their values."""
 
-BlockCache: TypeAlias = "tuple[str | os.PathLike[str], int | str] | None"
+BlockCache: TypeAlias = tuple[str | os.PathLike[str], int | str] | None
 """A folder on a local disk that keeps bytes of remote files, and its size."""
 
 _REMOTE = re.compile(r"(s3a?|gs|az|adl|azure|abfss?|https?)://", re.IGNORECASE)
