@@ -17,7 +17,8 @@ const SUFFIX: &str = "blocks";
 /// Bytes of the ledger on the disk.
 const LEDGER: u64 = 4096;
 
-/// A file that no process has opened for this long may be removed. Processes touch the files of open readers more often.
+/// A file that no process has opened for this long may be removed. Processes touch the files of open readers more
+/// often.
 const IDLE: Duration = Duration::from_secs(24 * 3600);
 
 /// A cache that is full is emptied by this part of its size at once.
@@ -54,8 +55,8 @@ struct Listed {
 }
 
 impl Directory {
-    /// Opens a directory, and counts its files again. Creates it if only its last component is missing. Removes the files
-    /// that were not used for the longest time if the directory is larger than `size`.
+    /// Opens a directory, and counts its files again. Creates it if only its last component is missing. Removes the
+    /// files that were not used for the longest time if the directory is larger than `size`.
     pub(crate) fn open(path: PathBuf, size: u64) -> io::Result<Self> {
         match private_directory(&path) {
             Err(error) if !path.is_dir() => return Err(error),
@@ -137,8 +138,8 @@ impl Directory {
         ledger.set(counted(&self.listed()?))
     }
 
-    /// Removes each file for which `goes` returns true, given the bytes in use, beginning with the one that was not used
-    /// for the longest time. Returns the bytes in use after that.
+    /// Removes each file for which `goes` returns true, given the bytes in use, beginning with the one that was not
+    /// used for the longest time. Returns the bytes in use after that.
     fn remove_oldest(
         &self,
         ledger: &mut Ledger,

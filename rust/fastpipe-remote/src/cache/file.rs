@@ -19,8 +19,8 @@
 //! | the rest | the bytes |
 //!
 //! Numbers are little-endian. Checksums are XXH3, with a seed of the key and the position. Records are only appended.
-//! A file is untrusted: it may have been cut or damaged, or another process may have replaced it. Bytes that don't match
-//! their checksum are not cached.
+//! A file is untrusted: it may have been cut or damaged, or another process may have replaced it. Bytes that don't
+//! match their checksum are not cached.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -223,8 +223,8 @@ impl CacheFile {
     }
 
     /// Appends the bytes of a range that aren't cached yet. The caller has the lock of the directory. `reserve` is
-    /// called before the file grows, and again if that failed. Files may grow by `room` bytes. Returns whether all bytes
-    /// had room.
+    /// called before the file grows, and again if that failed. Files may grow by `room` bytes. Returns whether all
+    /// bytes had room.
     pub(crate) fn append(
         &self,
         offset: u64,
