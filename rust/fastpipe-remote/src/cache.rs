@@ -1,13 +1,13 @@
 //! A cache on a local disk of bytes of remote objects, which processes share.
 //!
 //! An epoch reads everything once. A cache that evicts what was not used for the longest time would evict each byte
-//! just before it is needed. So bytes are added while there is room, and stay: a cache of half of the data answers half
-//! of each epoch after the first. Only files that no process has used for a day, and earlier versions of an object,
-//! make room for others.
+//! just before it is needed. So bytes are added while there is room, and stay: a cache of half of the data answers
+//! half of each epoch after the first. Only files that no process has used for a day, and earlier versions of an
+//! object, make room for others.
 //!
 //! A reader never waits for a write: a thread appends bytes from a queue, which takes no more when it is long. Each
-//! object has one file ([`file`]). A process may be killed at any point: what it leaves behind is either complete or is
-//! ignored. [`ledger`] says how the size is kept.
+//! object has one file ([`file`]). A process may be killed at any point: what it leaves behind is either complete or
+//! is ignored. [`ledger`] says how the size is kept.
 
 mod directory;
 mod file;

@@ -18,9 +18,9 @@
 //! | 8 each | checksums of the grains: of 256 KiB each, the last one may be shorter |
 //! | the rest | the bytes |
 //!
-//! Numbers are little-endian. Checksums are XXH3, with a seed of the key and the position. Records are only appended. A
-//! file is untrusted: it may have been cut or damaged, or another process may have replaced it. Bytes that don't match
-//! their checksum are not cached.
+//! Numbers are little-endian. Checksums are XXH3, with a seed of the key and the position. Records are only appended.
+//! A file is untrusted: it may have been cut or damaged, or another process may have replaced it. Bytes that don't
+//! match their checksum are not cached.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
