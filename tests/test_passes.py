@@ -221,6 +221,7 @@ PUBLIC = [
     "lease",
     "load_state_dict",
     "locate",
+    "losses",
     "map",
     "num_rows",
     "pack",

@@ -76,6 +76,10 @@ def dataset(
         TensorShape([1024])
     """
     passes = shard_of_this_rank(passes_of(reader), distributed=distributed, framework=_world(input_context))
+    if passes.leaves_out_damage:
+        reason = "a tf.data.Dataset of a reader with on_error=fastpipe.Skip(...) isn't supported"
+        advice = 'read with on_error="raise", or pass the reader to tf.data.Dataset.from_generator'
+        raise UnsupportedError(f"{reason}: {advice}", reason=reason)
     if not passes.in_engine:
         raise UnsupportedError(
             f"TensorFlow draws batches without Python, but Python makes the batches of {passes!r}: map the dataset"
