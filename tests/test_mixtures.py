@@ -261,9 +261,10 @@ def test_mixtures_of_mixtures() -> None:
 def files(directory: Path) -> dict[str, fastpipe.Reader]:
     """Returns readers of the same features from different kinds of files."""
     pa = pytest.importorskip("pyarrow")
+    pq, feather = (pytest.importorskip(f"pyarrow.{name}") for name in ("parquet", "feather"))
     table = pa.table({"x": np.arange(300), "name": [f"n{i}" * (i % 5) for i in range(300)]})
-    pa.parquet.write_table(table, directory / "a.parquet", row_group_size=40)
-    pa.feather.write_feather(table, directory / "a.arrow", chunksize=40)
+    pq.write_table(table, directory / "a.parquet", row_group_size=40)
+    feather.write_feather(table, directory / "a.arrow", chunksize=40)
     (directory / "a.csv").write_text("x,name\n" + "".join(f'{i},"n{i}"\n' for i in range(300)))
     fastpipe.write_avro(directory / "a.avro", table)
     read = {

@@ -405,6 +405,11 @@ class Passes(ABC):
         return None
 
     @property
+    def leaves_out_damage(self) -> bool:
+        """Whether damaged units are left out, which only Python reports."""
+        return False
+
+    @property
     def in_engine(self) -> bool:
         """Whether a consumer can draw batches without Python."""
         return False

@@ -253,9 +253,12 @@ class ReaderPasses(Passes):
         return len(units)
 
     @property
+    def leaves_out_damage(self) -> bool:
+        return self._reader._lost is not None
+
+    @property
     def in_engine(self) -> bool:
-        # Only Python reports damaged units.
-        return self._reader._lost is None
+        return not self.leaves_out_damage
 
     def start_in_engine(self) -> Pass:
         self._reader._close(
