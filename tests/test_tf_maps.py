@@ -12,6 +12,7 @@ import pytest
 import fastpipe
 import samples
 from apart import wait_until
+from test_damage import Block, write
 from test_tf import FILES, check, fptf, rows_of, tf
 
 
@@ -87,6 +88,20 @@ def test_a_model_is_fitted_to_packs(data: samples.Data) -> None:
     model.compile("sgd", "mse")
     losses = model.fit(dataset, epochs=2, verbose=0, shuffle=False).history["loss"]
     assert np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_damage_is_left_out_or_filled(tmp_path: Path, fill: bool) -> None:
+    files = write(tmp_path, [Block(9), Block(7, None), Block(6, frozenset({0, 4})), Block(8)], "deflate")
+    on_error = fastpipe.Skip(max_units=9, max_fraction=0.9, fill=fill)
+    reader, other = (files.reader(batch_size=5, shuffle=True, seed=3, on_error=on_error) for _ in range(2))
+    dataset = fptf.dataset(reader)
+    elements, batches = list(dataset), list(other)
+    assert len(elements) == len(batches)
+    for element, batch in zip(elements, batches, strict=True):
+        check(element, batch)
+        assert ("valid" in element) == fill
+    assert reader.losses == other.losses != []
 
 
 def test_a_dropped_iteration_ends_its_pass(data: samples.Data) -> None:

@@ -11,7 +11,6 @@ from fastpipe._interop.distributed import World
 from fastpipe._reader.mapped import Mapped
 from fastpipe._reader.passes import Passes, passes_of, shard_of_this_rank
 from fastpipe._reader.reader import Reader
-from fastpipe.errors import UnsupportedError
 from fastpipe.tf._forms import Array, columns_of
 from fastpipe.tf._mapped import from_batches
 from fastpipe.tf._passes import Layout, Source, Told, from_passes, keep, unconverted
@@ -32,13 +31,13 @@ def dataset(
       `tf.sparse.reorder` sorts them if needed.
     - With `on_null="mask"`, `Masked(values, valid)` of these tensors if values may be null.
     - For strings and bytes, tensors of dtype `tf.string`, which TensorFlow copies to its own objects.
-    - With `on_uneven="pad"`, the additional key `valid`, a bool tensor `[rows]`.
+    - With `on_uneven="pad"` and `Skip(fill=True)`, the additional key `valid`, a bool tensor `[rows]`.
 
     With `drop_last=True` and with `on_uneven="pad"`, `rows` is known in advance. Otherwise, and for a map, it is None
     in `element_spec`.
 
     Packs, buckets and maps with `features` are supported, too. TensorFlow calls Python for each of their batches, and
-    copies it.
+    copies it. It also does so if the reader leaves out damage.
 
     TensorFlow doesn't add its usual `prefetch`, so the reader's state is the state after the last batch. (It does add
     one to a `map`, unless `options.experimental_optimization.map_parallelization` is False.)
@@ -61,8 +60,7 @@ def dataset(
 
     Raises:
         TypeError: If `reader` isn't a reader.
-        UnsupportedError: If `reader` is a map without `features`: pass them to `map`, or map the dataset instead. Also
-            if the reader leaves out damage.
+        UnsupportedError: If `reader` is a map without `features`. Pass them to `map`, or map the dataset instead.
         ValueError: If a sparse feature has `layout="csr"`, the reader has `progress=True`, or it can't be divided. A
             shuffled reader needs a seed to be divided, since each input pipeline creates its own reader.
         FastpipeError: If a feature has `on_null="mask"` and the reader's next batch, which determines the masks, can't
@@ -82,10 +80,6 @@ def dataset(
         TensorShape([1024])
     """
     passes = shard_of_this_rank(passes_of(reader), distributed=distributed, framework=_world(input_context))
-    if passes.leaves_out_damage:
-        reason = "a tf.data.Dataset of a reader with on_error=fastpipe.Skip(...) isn't supported"
-        advice = 'read with on_error="raise", or pass the reader to tf.data.Dataset.from_generator'
-        raise UnsupportedError(f"{reason}: {advice}", reason=reason)
     if passes.shows_progress:
         raise ValueError("progress=True is not supported, since TensorFlow draws the batches; Keras has its own bar")
     layout = _layout(passes)

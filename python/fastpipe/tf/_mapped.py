@@ -1,4 +1,4 @@
-"""A `tf.data.Dataset` of batches that Python makes: maps, packs and buckets of readers.
+"""A `tf.data.Dataset` of batches that Python makes or counts: of maps, packs, buckets, and readers around damage.
 
 TensorFlow calls Python for each batch, and copies it.
 """
