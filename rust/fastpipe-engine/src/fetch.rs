@@ -18,6 +18,7 @@ use fastpipe_batch::{Error, ErrorKind, Fetched, Result, Source};
 use fastpipe_files::{Files, REQUEST_BYTES};
 
 use crate::memory::Memory;
+use crate::pace::Pace;
 use crate::panicked::panicked;
 use crate::ranges::{REQUESTS, Ranges};
 use crate::telemetry::Telemetry;
@@ -112,6 +113,8 @@ struct Queue {
     calls: usize,
     /// Number of callers that request several units, which may be neighbors.
     asking: usize,
+    /// Limits the requests of remote files.
+    pace: Option<Pace>,
 }
 
 impl Queue {
@@ -167,8 +170,11 @@ impl Fetches {
         };
         let inner = Inner {
             source: source.clone(),
+            queue: Mutex::new(Queue {
+                pace: ranges.as_ref().map(|_| Pace::new(REQUESTS)),
+                ..Queue::default()
+            }),
             ranges,
-            queue: Mutex::default(),
             most,
             most_ahead,
             changed: Condvar::new(),
@@ -301,9 +307,14 @@ impl Inner {
         self.closed.load(Ordering::SeqCst)
     }
 
+    /// The maximum number of fetches at present.
+    fn limit(&self, queue: &Queue) -> usize {
+        queue.pace.as_ref().map_or(self.most, Pace::limit)
+    }
+
     /// Starts a thread if no thread is idle and the limit allows another.
     fn need_thread(self: &Arc<Self>, queue: &mut Queue) -> Result<()> {
-        if queue.idle > queue.wanted.len() || queue.threads.len() >= self.most {
+        if queue.idle > queue.wanted.len() || queue.threads.len() >= self.limit(queue) {
             return Ok(());
         }
         let (name, inner) = (format!("fastpipe-fetch-{}", queue.threads.len()), self.clone());
@@ -321,7 +332,7 @@ impl Inner {
     }
 
     /// The loop of a fetching thread.
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         while let Some(fetches) = self.next() {
             let start = Instant::now();
             let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(&fetches)));
@@ -330,6 +341,8 @@ impl Inner {
             self.pending.fetch_sub(fetches.len(), Ordering::Relaxed);
             if self.calls_source(&fetches) {
                 self.lock().calls -= 1;
+            } else {
+                self.pace(&fetched, start);
             }
             for (fetch, fetched) in fetches.iter().zip(fetched) {
                 // Callbacks may panic as well; this thread must continue to fetch.
@@ -342,6 +355,27 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// Adapts the limit of requests after one has ended, and starts threads if it was raised.
+    fn pace(self: &Arc<Self>, fetched: &[Result<Fetched>], begun: Instant) {
+        let bytes = fetched.iter().flatten().map(Fetched::held_bytes).sum::<usize>() as u64;
+        let mut queue = self.lock();
+        let before = self.limit(&queue);
+        let held = !queue.wanted.is_empty() && queue.threads.len() - queue.idle >= before;
+        let Some(pace) = &mut queue.pace else { return };
+        pace.ended(bytes, held, begun, Instant::now());
+        if pace.limit() <= before || self.is_closed() {
+            return;
+        }
+        while queue.threads.len() < self.limit(&queue) {
+            let threads = queue.threads.len();
+            if self.need_thread(&mut queue).is_err() || queue.threads.len() == threads {
+                break;
+            }
+        }
+        drop(queue);
+        self.changed.notify_all();
     }
 
     fn fetch(&self, fetches: &[Arc<Fetch>]) -> Vec<Result<Fetched>> {
@@ -382,7 +416,8 @@ impl Inner {
         let Some(ranges) = &self.ranges else {
             return queue.wanted.pop_first().map(|(_, fetch)| fetch).into_iter().collect();
         };
-        if queue.asking > 0 {
+        // This thread isn't idle.
+        if queue.asking > 0 || queue.threads.len() - queue.idle > self.limit(queue) {
             return Vec::new();
         }
         let others = queue.threads.len() > queue.idle + 1;

@@ -81,6 +81,7 @@ mod observer;
 mod opening;
 mod options;
 mod order_memory;
+mod pace;
 mod panicked;
 mod pass;
 mod pass_config;

@@ -8,8 +8,8 @@ use fastpipe_files::{Files, joined};
 
 use crate::memory::Memory;
 
-/// Number of requests at once. With units of 64 KiB from all over the files, this is enough for 50 ms and 150 MB/s.
-pub(crate) const REQUESTS: usize = 128;
+/// Maximum number of requests at once.
+pub(crate) const REQUESTS: usize = 512;
 
 /// Bytes of units that are requested or waiting before they are needed.
 const AHEAD_BYTES: u64 = 128 << 20;
