@@ -187,12 +187,13 @@ class Mapped:
         prefetch: int = 2,
         seed: int | None = None,
         features: Features | None = None,
+        num_processes: int = 0,
     ) -> Mapped:
         """Returns a map of this map: `function` gets the results. It takes the arguments of `Reader.map`.
 
         With the same seed as this map, the function gets other random numbers.
         """
-        return map_passes(self._passes, self, function, num_threads, prefetch, seed, features)
+        return map_passes(self._passes, self, function, num_threads, prefetch, seed, features, num_processes)
 
     def to_arrow_reader(self) -> pa.RecordBatchReader:
         """Starts a pass, as `iter` does, and yields its batches as Arrow record batches. Requires `features`.
@@ -290,12 +291,13 @@ def map_passes(
     prefetch: int,
     seed: int | None,
     features: Features | None,
+    num_processes: int = 0,
 ) -> Mapped:
     """Returns a map. `Reader.map` describes the arguments.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a number is out of range.
+        TypeError: If an argument has the wrong type, or the function can't be pickled for processes.
+        ValueError: If a number is out of range, or threads and processes are asked for.
     """
     if not callable(function):
         raise TypeError(f"function must be a function of a batch; got {type(function).__name__}")
@@ -305,5 +307,8 @@ def map_passes(
         within("num_threads", num_threads, 0, _MOST),
         within("prefetch", prefetch, 0, _MOST),
         None if features is None else Features(features),
+        within("num_processes", num_processes, 0, _MOST),
     )
+    if options.num_threads and options.num_processes:
+        raise ValueError("map() takes num_threads or num_processes, not both")
     return Mapped._of(MappedPasses(incoming, options), reader)

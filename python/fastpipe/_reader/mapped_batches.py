@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self, TypeAlias
 
 import numpy as np
 
@@ -83,6 +83,10 @@ class MapFunction:
 def _note(place: BatchPlace, rank: int) -> str:
     where = f"epoch {place.epoch}, step {place.step}, rank {rank}"
     return f"The function of map() raised this error for the batch of {where}."
+
+
+Call: TypeAlias = Callable[[Any, BatchPlace, int], Any]
+"""A `MapFunction`, or the processes that call it: a function of a batch, its place, and the rank."""
 
 
 class Mark(NamedTuple):
@@ -184,7 +188,7 @@ class _Feed:
         rank: Rank whose batches they are.
     """
 
-    def __init__(self, started: Started, function: MapFunction, rank: int) -> None:
+    def __init__(self, started: Started, function: Call, rank: int) -> None:
         self.batches, self.position, self.end = started
         self._function, self._rank = function, rank
         self.lock = threading.Lock()
@@ -276,7 +280,7 @@ class MappedBatches(Iterator[Any]):
         self,
         started: Started,
         again: Callable[[MappedPosition], Started],
-        function: MapFunction,
+        function: Call,
         *,
         rank: int,
         num_threads: int,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastpipe._arguments import integer
 from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._reader.map_processes import MapProcesses
 from fastpipe._reader.mapped_batches import MapFunction, MappedBatches, MappedPosition, OwnFunction
 from fastpipe._reader.packs import Buckets
 from fastpipe._reader.passes import BatchPlace, Passes, Position, Started
@@ -35,12 +36,14 @@ class MapOptions(NamedTuple):
         num_threads: Number of threads that call it. With 0, the consumer calls it.
         prefetch: Number of further results that may be waiting for the consumer.
         features: Specs of the results; None if they are unknown.
+        num_processes: Number of processes that call it. With 0, threads or the consumer call it.
     """
 
     function: MapFunction
     num_threads: int
     prefetch: int
     features: Features | None
+    num_processes: int = 0
 
 
 class MappedPasses(Passes):
@@ -56,6 +59,8 @@ class MappedPasses(Passes):
 
     def __init__(self, incoming: Passes, options: MapOptions) -> None:
         self.incoming, self.options = incoming, options
+        number = options.num_processes
+        self._processes = MapProcesses(options.function, number) if number else None
         self._position: MappedPosition | None = None
         self._active: weakref.ref[MappedBatches] | None = None
         # The epoch with which the last pass began, and whether it resumed a loaded state.
@@ -236,8 +241,11 @@ class MappedPasses(Passes):
         return Started(started, started.position, started.close)
 
     def _batches(self, started: Started, again: Callable[[MappedPosition], Started]) -> MappedBatches:
-        function, num_threads, prefetch, _ = self.options
-        return MappedBatches(started, again, function, rank=self.rank, num_threads=num_threads, prefetch=prefetch)
+        options = self.options
+        call = options.function if self._processes is None else self._processes
+        # A thread waits for each process.
+        threads = options.num_processes or options.num_threads
+        return MappedBatches(started, again, call, rank=self.rank, num_threads=threads, prefetch=options.prefetch)
 
     def _again(self, position: MappedPosition) -> Started:
         if not self.is_current(position):
@@ -282,6 +290,8 @@ class MappedPasses(Passes):
     def close(self) -> None:
         self.incoming.close()
         self._end_active()
+        if self._processes is not None:
+            self._processes.close()
 
     @property
     def steps(self) -> int:

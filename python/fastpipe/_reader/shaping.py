@@ -434,6 +434,7 @@ class Shaping:
         prefetch: int = 2,
         seed: int | None = None,
         features: Features | None = None,
+        num_processes: int = 0,
     ) -> Mapped:
         """Returns an iterable of the batches after `function` changed them. It has states and works with adapters.
 
@@ -451,6 +452,11 @@ class Shaping:
         With threads, calls overlap while they release the GIL, as NumPy's functions do for large arrays. The function
         must then be safe to call from several threads. It must be a pure function of its arguments, apart from caches.
 
+        With processes, calls overlap even if they hold the GIL. Batches and results are pickled and sent through pipes,
+        which costs more than a thread if the function is quick. The processes are spawned with the first batch, which
+        takes about a second, and end when the map is closed or dropped. So programs need the usual
+        `if __name__ == "__main__":`.
+
         With `seed`, the function gets a second argument, a `numpy.random.Generator` (Philox). Its numbers depend only
         on the seed, the epoch, and the index of the batch among the batches of all ranks. So they don't depend on
         threads, restarts, or the number of ranks or of workers of a torch `DataLoader`. Only if each rank has its own
@@ -466,13 +472,15 @@ class Shaping:
             seed: Seed of the random numbers, 0 to 2^64 - 1. Defaults to None: the function gets no generator.
             features: Spec of each feature that the function returns, by name. Arrow, XGBoost, and JAX with a sharding
                 or `pad_ragged` need them. They aren't checked against the results. Defaults to None: unknown.
+            num_processes: Number of processes that call the function, 0 to 1024, in place of threads. `batch_at` calls
+                it in this process. Defaults to 0.
 
         Returns:
             The map, a `fastpipe.typing.Mapped`.
 
         Raises:
-            TypeError: If an argument has the wrong type.
-            ValueError: If a number is out of range.
+            TypeError: If an argument has the wrong type, or the function can't be pickled for processes.
+            ValueError: If a number is out of range, or threads and processes are asked for.
 
         Example:
             >>> import fastpipe
@@ -489,7 +497,9 @@ class Shaping:
             >>> len(batches), len(rest), bool((rest[0]["noise"] == second["noise"]).all())
             (6, 5, True)
         """
-        return map_passes(_reader(self)._passes, self, function, num_threads, prefetch, seed, features)
+        return map_passes(
+            _reader(self)._passes, self, function, num_threads, prefetch, seed, features, num_processes
+        )
 
     def pack(
         self,
