@@ -742,7 +742,27 @@ def test_filters_that_leave_holes_keep_the_steps(make: Make) -> None:
         pass
     again.load_state_dict(holes.state_dict())
     assert digests(again) == digests(batches[5:])
-    with pytest.raises(ValueError, match='mode must be "even" or "holes"'):
+    with pytest.raises(ValueError, match='mode must be "even", "holes" or "marks"'):
         reader.filter(condition_of(reader), mode="odd")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="takes a condition"):
         reader.filter(3, mode="holes")  # type: ignore[call-overload]
+
+
+def test_filters_that_mark_rows_keep_all(make: Make) -> None:
+    for uneven in ({}, {"on_uneven": "pad", "world_size": 2, "rank": 1}):
+        reader, whole = (make(batch_size=13, **uneven) for _ in range(2))
+        marked = reader.filter(condition_of(reader), mode="marks")
+        holes = make(batch_size=13, **uneven).filter(condition_of(reader), mode="holes")
+        assert marked._passes.marks_valid
+        for batch, batch_of_all, passing in zip(marked, whole, holes, strict=True):
+            valid, before = batch.pop("valid"), batch_of_all.pop("valid", None)
+            assert digests([batch]) == digests([batch_of_all])
+            # Rows that only pad the batch never count.
+            assert before is None or not valid[~before].any()
+            kept = np.ones(len(valid), bool) if before is None else before
+            passes = passing.pop("valid", np.ones(len(next(iter(passing.values()))), bool))
+            assert valid[kept].sum() == passes.sum()
+        assert "valid" in marked.to_arrow_reader().schema.names
+    named = fastpipe.from_arrays({"valid": np.arange(9)}, batch_size=3)
+    with pytest.raises(fastpipe.errors.SchemaError, match="rename it"):
+        named.filter(col("valid") > 3, mode="marks")

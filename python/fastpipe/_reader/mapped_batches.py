@@ -31,7 +31,13 @@ _running = threading.local()
 
 
 class OwnFunction(abc.ABC):
-    """A function of a batch that fastpipe provides."""
+    """A function of a batch that fastpipe provides.
+
+    Attributes:
+        marks_valid: Whether it adds the entry `valid`.
+    """
+
+    marks_valid = False
 
     @abc.abstractmethod
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -136,7 +136,8 @@ class MappedPasses(Passes):
 
     @property
     def marks_valid(self) -> bool:
-        return self.incoming.marks_valid
+        function = self.options.function.function
+        return self.incoming.marks_valid or (isinstance(function, OwnFunction) and function.marks_valid)
 
     @property
     def epochs(self) -> int | None:

@@ -286,9 +286,9 @@ class Shaping:
     def filter(self, condition: Expr, *, mode: Literal["even"] = "even") -> Reader: ...
 
     @overload
-    def filter(self, condition: Expr, *, mode: Literal["holes"]) -> Mapped: ...
+    def filter(self, condition: Expr, *, mode: Literal["holes", "marks"]) -> Mapped: ...
 
-    def filter(self, condition: Expr, *, mode: Literal["even", "holes"] = "even") -> Reader | Mapped:
+    def filter(self, condition: Expr, *, mode: Literal["even", "holes", "marks"] = "even") -> Reader | Mapped:
         """Selects the rows that pass a condition. Works with any source.
 
         The condition is evaluated once, here: a sequential pass reads the features that it names, with this reader's
@@ -304,19 +304,21 @@ class Shaping:
 
         With `mode="holes"`, nothing is read here. The condition is evaluated for each batch when it is yielded, also
         for readers of servers, samples and mixtures. Batches keep their steps and have fewer rows, some of them none.
+        With `mode="marks"`, batches keep all rows, too, and the bool array `valid` is True for those that pass. So
+        compiled programs get arrays of one size.
 
         Args:
             condition: A condition on features with one value per row: see `fastpipe.col`.
             mode: `"even"` selects the passing rows first, so that batches are full. `"holes"` doesn't, so that batches
-                differ in size. Defaults to `"even"`.
+                differ in size. `"marks"` keeps all rows. Defaults to `"even"`.
 
         Returns:
-            A reader of the rows that pass. With `mode="holes"`, a map, a `fastpipe.typing.Mapped`.
+            A reader of the rows that pass. With `"holes"` and `"marks"`, a map, a `fastpipe.typing.Mapped`.
 
         Raises:
             ImportError: If pyarrow isn't installed.
-            SchemaError: If the condition names other features, or combines values of different types. No row is read
-                then.
+            SchemaError: If the condition names other features, or combines values of different types, or a feature is
+                named `valid` with `mode="marks"`. No row is read then.
             TypeError: If the argument isn't a condition.
             UnsupportedError: If this reader reads from servers.
             ValueError: If this reader draws a sample for each epoch, or if no rank would get a batch.
@@ -331,10 +333,10 @@ class Shaping:
             >>> 0 < young.num_rows < reader.num_rows
             True
         """
-        if mode == "holes":
-            return filter_batches(_reader(self), condition)
+        if mode in ("holes", "marks"):
+            return filter_batches(_reader(self), condition, marks=mode == "marks")
         if mode != "even":
-            raise ValueError(f'mode must be "even" or "holes"; got {shown(mode)}')
+            raise ValueError(f'mode must be "even", "holes" or "marks"; got {shown(mode)}')
         return filter_rows(_reader(self), condition)
 
     def cache(self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int | str | None = None) -> Reader:
