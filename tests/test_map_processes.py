@@ -85,9 +85,9 @@ def test_an_error_of_the_function_is_raised_at_its_batch() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_process_that_ends_is_an_error_and_the_next_pass_has_others() -> None:
-    with reader_of().map(exits, num_processes=1) as mapped:
-        with pytest.raises(fastpipe.FastpipeError, match=r"a process of map\(\) ended"):
-            next(iter(mapped))
+    ended = pytest.raises(fastpipe.FastpipeError, match=r"a process of map\(\) ended")
+    with reader_of().map(exits, num_processes=1) as mapped, ended:
+        next(iter(mapped))
     with reader_of(epochs=None).map(with_process, seed=1, num_processes=1) as mapped:
         batches = iter(mapped)
         first = next(batches)["process"]

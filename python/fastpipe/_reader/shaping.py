@@ -499,9 +499,7 @@ class Shaping:
             >>> len(batches), len(rest), bool((rest[0]["noise"] == second["noise"]).all())
             (6, 5, True)
         """
-        return map_passes(
-            _reader(self)._passes, self, function, num_threads, prefetch, seed, features, num_processes
-        )
+        return map_passes(_reader(self)._passes, self, function, num_threads, prefetch, seed, features, num_processes)
 
     def pack(
         self,
