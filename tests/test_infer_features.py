@@ -148,7 +148,7 @@ def test_other_sources_need_a_reader(tmp_path: Path) -> None:
 
 def test_options_are_typed_as_those_of_the_readers() -> None:
     typed = {name: annotation.__forward_arg__ for name, annotation in InferOptions.__annotations__.items()}
-    known = {"source", "features", "columns", "batch_size", "filesystem", *Options.__annotations__}
+    known = {"source", "features", "columns", "batch_size", "filesystem", "on_error", *Options.__annotations__}
     expected = {}
     for read in (
         fastpipe.read_avro,

@@ -1,4 +1,4 @@
-"""The command line: `fastpipe inspect`, `head`, `index`, `convert`, `bench`, `ledger`, `serve` and `health`."""
+"""The command line: `fastpipe inspect`, `head`, `check`, `salvage`, `index`, `convert`, `bench` and others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastpipe._fastpipe import __version__
 from fastpipe._files._index_cache import user_cache_directory
 from fastpipe._formats import AVRO
 from fastpipe._text import clean, plural, shorten, size_text, table
-from fastpipe.cli import _bench, _convert, _formats, _index, _inspect, _ledger, _shuffle
+from fastpipe.cli import _bench, _check, _convert, _formats, _index, _inspect, _ledger, _shuffle
 from fastpipe.cli._inspect import FileSummary, batch_rows, rows_text
 from fastpipe.cli._serve import add_command as add_serve
 from fastpipe.errors import FastpipeError
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     _bench.add_options(bench, _positive)
     bench.set_defaults(run=_measure)
 
+    _check.add_commands(commands)
     _ledger.add_command(commands)
     add_serve(commands)
     return parser

@@ -1,0 +1,120 @@
+"""`fastpipe check` reads all values of files to find damage. `fastpipe salvage` copies an Avro file's intact blocks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fastpipe._formats import AVRO, TFRECORD, FileFormat
+from fastpipe._reader.losses import Loss, Skip
+from fastpipe._text import clean, plural
+from fastpipe.avro._salvage import salvage
+from fastpipe.cli._formats import found
+from fastpipe.errors import FastpipeError
+
+_ANY = Skip(max_units=2**31 - 1, max_fraction=1.0)
+# Rows of a batch. The memory of a batch stays small if rows are large.
+_ROWS = 256
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the commands `check` and `salvage`."""
+    check = commands.add_parser("check", help="read all values of files, and list what is damaged")
+    what = "Avro, Parquet, Arrow, CSV or TFRecord file, URL, directory or glob pattern"
+    check.add_argument("files", nargs="+", metavar="FILE", help=what)
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.set_defaults(run=_check)
+    repair = commands.add_parser("salvage", help="copy the intact blocks of a damaged Avro file")
+    repair.add_argument("source", metavar="IN", help="Avro file")
+    repair.add_argument("target", metavar="OUT", help="new Avro file")
+    repair.set_defaults(run=_salvage)
+
+
+@dataclass
+class Checked:
+    """What was found in a file.
+
+    Attributes:
+        path: Path of the file.
+        rows: Number of intact rows that were read.
+        losses: Damaged units. For formats other than Avro and TFRecord, reading ends at the first one.
+        error: The error that ended reading, if one did.
+    """
+
+    path: str
+    rows: int = 0
+    losses: list[Loss] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.losses and self.error is None
+
+    def lines(self, format_: FileFormat) -> list[str]:
+        """Returns what to print: a line for the file, and one for each damage."""
+        intact = plural(self.rows, format_.rows.removesuffix("s"))
+        found = [f"{clean(self.path)}: {'ok, ' if self.is_sound else 'DAMAGED, '}{intact} can be read"]
+        for loss in self.losses:
+            lost = plural(loss.rows, format_.rows.removesuffix("s"))
+            where = f"{format_.units.removesuffix('s')} {loss.block}, bytes {loss.start} to {loss.end}"
+            found.append(f"  {where}: {lost} lost: {clean(loss.reason)}")
+        return found if self.error is None else [*found, f"  {clean(self.error)}"]
+
+
+def checked(path: str, format_: FileFormat, tell: Callable[[int], object]) -> Checked:
+    """Reads all values of a file. `tell` is called with the number of rows of each batch."""
+    result = Checked(path)
+    options: dict[str, Any] = {"on_error": _ANY} if format_ in (AVRO, TFRECORD) else {}
+    try:
+        with format_.read([path], batch_size=_ROWS, **options) as reader:
+            try:
+                for batch in reader:
+                    rows = len(next(iter(batch.values())))
+                    result.rows += rows
+                    tell(rows)
+            finally:
+                result.losses = reader.losses
+    except FastpipeError as error:
+        result.error = f"{type(error).__name__}: {error}"
+    return result
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from fastpipe._progress import progress_bar
+
+    format_, files = found(arguments.files)
+    results = []
+    try:
+        bar = progress_bar(None, leave=False, disable=None)
+    except ImportError:  # The progress bar is optional.
+        bar = None
+    for path in files:
+        result = checked(path, format_, (lambda rows: None) if bar is None else bar.update)
+        results.append(result)
+        if not arguments.json:
+            print("\n".join(result.lines(format_)), flush=True)
+    if bar is not None:
+        bar.close()
+    damaged = sum(not result.is_sound for result in results)
+    if arguments.json:
+        each = [
+            asdict(result) | {"losses": [loss._asdict() for loss in result.losses], "ok": result.is_sound}
+            for result in results
+        ]
+        print(json.dumps({"format": format_.name, "files": each, "damaged": damaged}, indent=2))
+    elif len(results) > 1:
+        print(f"{plural(len(results), 'file')}, {damaged} damaged")
+    return 1 if damaged else 0
+
+
+def _salvage(arguments: argparse.Namespace) -> int:
+    kept = salvage(arguments.source, arguments.target)
+    copied = plural(kept.blocks, "block"), plural(kept.rows, "record")
+    print(f"{clean(arguments.target)}: {copied[0]} with {copied[1]}")
+    for start, end, reason in kept.lost:
+        print(f"  lost: bytes {start} to {end}: {clean(reason)}")
+    return 0
