@@ -109,7 +109,7 @@ def _chain(data: mmap.mmap, start: int, last: int) -> Iterator[Block]:
 
 
 def _long(data: mmap.mmap, at: int, last: int) -> tuple[int, int]:
-    """Returns an integer of an Avro file, and the offset after it. The integer is -1 if it doesn't end before `last`."""
+    """Returns an integer of an Avro file, and the offset after it. It is -1 if it doesn't end before `last`."""
     value = 0
     for number, byte in enumerate(data[at : min(at + 10, last)]):
         value |= (byte & 0x7F) << (7 * number)
