@@ -82,10 +82,14 @@ def test_cuda_rings() -> None:
         assert values(prefetcher) == wanted[step:]
 
 
-def test_tensorflow_says_what_to_do() -> None:
+def test_tensorflow() -> None:
     mapped: Any = reader_of().map(with_y, features=SPECS)
-    with pytest.raises(fastpipe.errors.UnsupportedError, match=r"fastpipe.tf.dataset\(reader\).map\(function\)"):
-        fastpipe.tf.dataset(mapped)
+    assert values({name: part.numpy() for name, part in batch.items()} for batch in fastpipe.tf.dataset(mapped)) == (
+        expected(reader_of())
+    )
+    unknown: Any = reader_of().map(with_y)
+    with pytest.raises(fastpipe.errors.UnsupportedError, match="pass features= to map"):
+        fastpipe.tf.dataset(unknown)
     dataset = fastpipe.tf.dataset(reader_of()).map(lambda batch: tf.cast(batch["x"], tf.float32) / 2)
     assert [part.numpy().tolist() for part in dataset] == [y for _, y in expected(reader_of())]
 
