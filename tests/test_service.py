@@ -172,7 +172,7 @@ def test_several_servers_and_a_fallback_of_a_mixture_of_packs() -> None:
     packs = fastpipe.mix([half.pack("tokens", length=16) for half in halves], weights=[0.4, 0.6])
     whole = digests(packs)
     with packs.serve() as one, packs.serve() as other:
-        remote = fastpipe.connect([one.url, other.url], fallback=packs)
+        remote = fastpipe.connect([one.url, other.url], fallback=packs, timeout=2)
         assert digests(remote) == whole
         mapped = fastpipe.connect(one.url).map(lambda batch: batch["tokens"].sum())
         packs.set_epoch(0)
