@@ -524,7 +524,9 @@ def test_units_larger_than_their_nbytes() -> None:
     units = Numbers([10] * 3, lambda unit: pa.table({"x": pa.array([text] * 10)}))
     units.schema = pa.schema([pa.field("x", pa.string(), nullable=False)])
     units.nbytes = [100] * 3  # type: ignore[attr-defined]
-    with pytest.raises(fastpipe.errors.LimitError, match=r"an open unit needs \d+ bytes, which is more than memory_limit"):
+    with pytest.raises(
+        fastpipe.errors.LimitError, match=r"an open unit needs \d+ bytes, which is more than memory_limit"
+    ):
         list(fastpipe.read_units(units, batch_size=2, memory_limit=60_000))
 
 

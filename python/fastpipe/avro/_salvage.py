@@ -133,4 +133,4 @@ def _undecodable(path: str) -> dict[int, str]:
     with read_avro(path, batch_size=256, on_error=_ANY, on_unsupported="ignore") as reader:
         for _ in reader:
             pass
-        return {loss.block: loss.reason for loss in reader.losses}
+        return {loss.block: loss.reason for loss in reader.losses if loss.block is not None}

@@ -60,7 +60,9 @@ class Checked:
         found = [f"{clean(self.path)}: {'ok, ' if self.is_sound else 'DAMAGED, '}{intact} can be read"]
         for loss in self.losses:
             lost = plural(loss.rows, format_.rows.removesuffix("s"))
-            where = f"{format_.units.removesuffix('s')} {loss.block}, bytes {loss.start} to {loss.end}"
+            where = f"bytes {loss.start} to {loss.end}"
+            if loss.block is not None:
+                where = f"{format_.units.removesuffix('s')} {loss.block}, {where}"
             found.append(f"  {where}: {lost} lost: {clean(loss.reason)}")
         return found if self.error is None else [*found, f"  {clean(self.error)}"]
 
