@@ -223,7 +223,7 @@ def framing_noted(limits: Skip | None) -> Iterator[None]:
             error.add_note(
                 "on_error=fastpipe.Skip(...) leaves out damage inside of blocks and records. This damage is in a header"
                 " or between blocks, so it isn't known where the next rows are. Restore the file, leave it out, or copy"
-                " the intact blocks of an Avro file with: fastpipe salvage IN OUT"
+                " what is intact of a container file with: fastpipe salvage IN OUT"
             )
         raise
 
