@@ -373,11 +373,12 @@ def test_no_module_of_servers_and_clients_unpickles_or_runs_text() -> None:
     assert {"fastpipe.service._server", "fastpipe.service._connection", "fastpipe._reader.state"} <= set(modules)
     assert OF_A_CHILD not in modules
     having = {name for name, tree in modules.items() if {of.split(".")[0] for of in imports(tree)} & UNPICKLES}
-    # It pickles the reader for the child process.
-    assert having == {"fastpipe.service._local"}
+    # They pickle a reader for the child process, and check whether the function of a map can be pickled.
+    assert having == {"fastpipe.service._local", "fastpipe._reader.map_processes"}
     uses = {
         node.attr
-        for node in ast.walk(modules["fastpipe.service._local"])
+        for name in having
+        for node in ast.walk(modules[name])
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pickle"
     }
     assert uses == {"dumps", "HIGHEST_PROTOCOL"}
