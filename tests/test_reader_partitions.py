@@ -136,3 +136,24 @@ def test_unsupported_partitions_are_refused(tmp_path: Path) -> None:
     ranks = fastpipe.read_avro(path, batch_size=10, rank=1, world_size=2)
     half = ranks.partition(2)[1]
     assert len(ids(ranks.read_partition(half))) == 500
+
+
+@pytest.mark.parametrize("order", [{}, {"shuffle": True, "seed": 3}, {"shuffle": "buffer", "seed": 3}])
+def test_rows_of_a_part_of_rows_in_a_sequence_are_selected(order: dict[str, Any]) -> None:
+    draw = np.random.default_rng(0)
+    chosen, positions = draw.integers(0, 240, 108), np.sort(draw.permutation(108)[:71])
+    reader = fastpipe.from_arrays({"id": np.arange(240)}, batch_size=28, **order).take(chosen)
+    (whole,) = reader.partition(1)
+    part = reader.read_partition(whole)
+    (again,) = part.partition(1)
+    mask = np.isin(np.arange(108), positions)
+    for selected in (
+        part.take(positions),
+        part.read_partition(again).take(positions),
+        part.without(rows=np.flatnonzero(~mask)),
+        part.take(positions).take(np.arange(71)),
+        part.sample(71, weights=mask.astype(float), seed=1),
+    ):
+        found = [int(row) for batch in selected for row in batch["id"]]
+        assert sorted(found) == sorted(chosen[positions])
+        assert order or found == chosen[positions].tolist()

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fastpipe._expressions import Expr, abridged
 from fastpipe._fastpipe import RemoteDataset
 from fastpipe._locations import Location
-from fastpipe._reader.dataset import BaseDataset, Dataset, IndexEntries
+from fastpipe._reader.dataset import BaseDataset, Dataset, DerivedDataset, IndexEntries
 from fastpipe._reader.left_out_steps import check_all_steps
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
@@ -82,6 +82,11 @@ def select(
     """
     data = reader._data
     history: History = ()
+    while not isinstance(data, Selected) and data.handle.rows_in_sequence is not None:
+        # A part of rows in a sequence. Its handle counts them in another sequence.
+        assert isinstance(data, DerivedDataset)
+        data, part = data.origin()
+        chosen = np.asarray(part)[chosen]
     if isinstance(data, Selected):
         history = data.history
         known = data.condition
