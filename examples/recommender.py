@@ -25,6 +25,9 @@ import fastavro
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# Must be imported before the process group is created. It keeps the group of that time, so its threads would never end.
+import torch.distributed.nn
 from torch import nn
 from tqdm.auto import tqdm
 
