@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -323,6 +325,31 @@ def test_ctrl_c_ends_a_wait() -> None:
     with pytest.raises(KeyboardInterrupt):
         draw()
     ring.close()
+
+
+def test_ctrl_c_after_any_call_leaves_the_ring_unlocked() -> None:
+    """Python calls the handlers of signals after calls of C functions, so a profiler can raise the error there."""
+    for number in itertools.count(1):
+        world = World(4, 2)
+        left = number
+
+        def interrupt(_frame: Any, event: str, _argument: Any) -> None:
+            nonlocal left
+            left -= event == "c_return"
+            if left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.setprofile(interrupt)
+            next(world.ring)
+        sys.setprofile(None)
+        closed = threading.Thread(target=world.ring.close, daemon=True)
+        closed.start()
+        closed.join(100)
+        assert not closed.is_alive(), f"call {number}"
+        if left > 0:
+            break
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -239,8 +239,10 @@ class _Belt:
         self._stop = stop
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
-        # Reentrant, because garbage collection while it is held may close a ring.
-        self._changed = threading.Condition(threading.RLock())
+        # Reentrant, because garbage collection while it is held may close a ring. `with` uses the lock, not the
+        # condition: Ctrl-C in `Condition.__enter__` could leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         # Only the ring's thread changes it.
         self._in_flight: deque[_Slot] = deque()
         # Batches in flight that wait for delivery.
@@ -264,12 +266,12 @@ class _Belt:
         finally:
             # From now on, only the consumer keeps the device batch alive.
             slot.device = None
-            with self._changed:
+            with self._lock:
                 slot.handed_out = True
                 self._changed.notify_all()
 
     def _next(self) -> _Slot:
-        with self._changed:
+        with self._lock:
             while not (self._closing or self._ready):
                 if self._error is not None:
                     raise self._error
@@ -296,7 +298,7 @@ class _Belt:
     def close(self) -> None:
         if self._process != os.getpid():
             return
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
         self._stop()
@@ -322,7 +324,7 @@ class _Belt:
             return False
         device, completion = self._engine.copy(drawn.host)
         slot = _Slot(drawn.host, device, completion, drawn.note)
-        with self._changed:
+        with self._lock:
             self._in_flight.append(slot)
             self._ready.append(slot)
             self._changed.notify_all()
@@ -342,7 +344,7 @@ class _Belt:
                 if not slot.completion.done():
                     break
                 self._settle(slot)
-            with self._changed:
+            with self._lock:
                 while not (oldest.handed_out or self._closing):
                     self._changed.wait()
         return False
@@ -366,7 +368,7 @@ class _Belt:
             except BaseException as error:
                 self._fail(error)
         self._in_flight.clear()
-        with self._changed:
+        with self._lock:
             self._ended = True
             if self._closing:
                 # Cleared only now: until the copies are complete, the device memory must not be reused.
@@ -374,7 +376,7 @@ class _Belt:
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             # Closing the ring interrupts the source, so the resulting error is ignored.
             if not self._closing and self._error is None:
                 self._error = error

@@ -110,7 +110,9 @@ class Agent:
     ) -> None:
         self._database, self.job, self.member = database, job, member
         self._ahead, self._copies, self._patience = ahead, copies, patience
-        self.changed = threading.Condition()
+        # `with` uses the lock, not the condition: Ctrl-C in `Condition.__enter__` could leave it locked.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.leases: dict[Token, Lease] = {}
         self.waiting: deque[Lease] = deque()
         self.refused: deque[StaleLeaseError] = deque()
@@ -194,14 +196,14 @@ class Agent:
         Returns:
             Number of used batches whose commit the ledger hasn't acknowledged.
         """
-        with self.changed:
+        with self.lock:
             if self._closed:
                 return self._unanswered()
             self._depart()
             self.changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
-        with self.changed:
+        with self.lock:
             self._closed = True
             self.changed.notify_all()
             return self._unanswered()
@@ -241,14 +243,14 @@ class Agent:
         connection: Connection | None = None
         try:
             while not self._closed:
-                with self.changed:
+                with self.lock:
                     request, sent = self._next_request()
                 if request is None:
                     continue
                 connection, answer = self._exchanged(connection, request)
                 if answer is None:
                     return
-                with self.changed:
+                with self.lock:
                     self._apply(request, answer)
                     self._asking = []
                     self._answered = sent
@@ -256,11 +258,11 @@ class Agent:
                 if request.departed:
                     return
         except BaseException as error:
-            with self.changed:
+            with self.lock:
                 self.failed = self._database.fault(error)
                 self.changed.notify_all()
         finally:
-            with self.changed:
+            with self.lock:
                 self._closed = True
                 self.changed.notify_all()
             if connection is not None:

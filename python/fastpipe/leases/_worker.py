@@ -186,7 +186,7 @@ class LeaseWorker:
     def _commit(self, wait: Callable[[], None] | None) -> None:
         self._check()
         agent = self._agent
-        with agent.changed:
+        with agent.lock:
             self._use()
             self._committed = True
             agent.left_uncommitted = 0
@@ -283,7 +283,7 @@ class LeaseWorker:
 
     def _draw(self) -> tuple[Lease, dict[str, Any]]:
         """Reads the next batch. It counts as delivered once `next` of its lease is past it."""
-        with self._agent.changed:
+        with self._agent.lock:
             self._agent.unsettle()
         while True:
             lease = self._readable()
@@ -302,7 +302,7 @@ class LeaseWorker:
     def _readable(self) -> Lease | None:
         """Returns the lease to read from, or None if no batches are left except uncommitted ones of this worker."""
         agent = self._agent
-        with agent.changed:
+        with agent.lock:
             self._raise()
             lease = self._current
             if lease is None or not lease.has_more:
@@ -365,7 +365,7 @@ class LeaseWorker:
     def _begin(self, lease: Lease) -> _Reading:
         """Starts a pass over a lease and the adjacent leases that wait after it."""
         epoch, stop = lease.token.epoch, lease.stop
-        with self._agent.changed:
+        with self._agent.lock:
             for waiting in self._agent.waiting:
                 if waiting.token.epoch != epoch or waiting.next != stop or not waiting.held:
                     break
@@ -381,7 +381,7 @@ class LeaseWorker:
         reading = self._reading
         if self._upcoming is not None or (reading is not None and reading.next < reading.stop):
             return
-        with agent.changed:
+        with agent.lock:
             lease = agent.waiting.popleft() if agent.waiting else None
         if lease is None or not lease.has_more:
             return
@@ -389,7 +389,7 @@ class LeaseWorker:
         try:
             self._upcoming = lease, self._begin(lease)
         except BaseException as error:
-            with agent.changed:
+            with agent.lock:
                 agent.waiting.appendleft(lease)
             if not isinstance(error, Exception):
                 raise

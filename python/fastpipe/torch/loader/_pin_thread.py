@@ -65,7 +65,9 @@ class PinThread:
         self._in_order = in_order
         self._most = most
         self._process = os.getpid()
-        self._changed = threading.Condition()
+        # `with` uses the lock, not the condition: Ctrl-C in `Condition.__enter__` could leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._ended = False
         # Batches that weren't taken yet: the id of the batch, its index, and the seed of its pass.
         self._jobs: list[tuple[int, int, int]] = []
@@ -80,13 +82,13 @@ class PinThread:
 
     def add(self, batch: int, number: int, seed: int) -> None:
         """Adds a batch that was started."""
-        with self._changed:
+        with self._lock:
             self._jobs.append((batch, number, seed))
             self._changed.notify_all()
 
     def first(self) -> int | None:
         """Returns the first batch that is ready, or None."""
-        with self._changed:
+        with self._lock:
             return self._results[0][0] if self._results else None
 
     def wait(self, seconds: float) -> None:
@@ -95,14 +97,14 @@ class PinThread:
         Raises:
             RuntimeError: If the thread has ended.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._results, seconds)
             if not self._results and not self._thread.is_alive():
                 raise RuntimeError("internal error: the thread that copies batches to page-locked memory has ended")
 
     def take(self) -> Any:
         """Returns the first batch that is ready, or raises its error."""
-        with self._changed:
+        with self._lock:
             _, outcome = self._results.popleft()
             self._changed.notify_all()
         if len(outcome) == 1:
@@ -118,7 +120,7 @@ class PinThread:
         # A forked process has no such thread, and the lock may be held.
         if self._process != os.getpid():
             return set()
-        with self._changed:
+        with self._lock:
             self._ended = True
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
@@ -140,7 +142,7 @@ class PinThread:
 
     def _job(self) -> tuple[int, int, int] | None:
         """Returns the next batch to wait for, or None if the thread must end."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._ended or (self._jobs and len(self._results) < self._most))
             if self._ended:
                 return None
@@ -160,7 +162,7 @@ class PinThread:
 
     def _pin(self, batch: int, number: int, seed: int) -> None:
         outcome = self._outcome([self._consumer.take(batch)], number, seed)
-        with self._changed:
+        with self._lock:
             self._jobs.remove((batch, number, seed))
             self._results.append((batch, outcome))
             self._changed.notify_all()
