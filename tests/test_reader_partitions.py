@@ -147,13 +147,16 @@ def test_rows_of_a_part_of_rows_in_a_sequence_are_selected(order: dict[str, Any]
     part = reader.read_partition(whole)
     (again,) = part.partition(1)
     mask = np.isin(np.arange(108), positions)
-    for selected in (
-        part.take(positions),
-        part.read_partition(again).take(positions),
-        part.without(rows=np.flatnonzero(~mask)),
-        part.take(positions).take(np.arange(71)),
-        part.sample(71, weights=mask.astype(float), seed=1),
+    taken, few = chosen[positions], chosen[chosen < 90]
+    for selected, wanted in (
+        (part.take(positions), taken),
+        (part.read_partition(again).take(positions), taken),
+        (part.without(rows=np.flatnonzero(~mask)), taken),
+        (part.take(positions).take(np.arange(71)), taken),
+        (part.sample(71, weights=mask.astype(float), seed=1), taken),
+        (part.filter(fastpipe.col("id") < 90), few),
+        (part.filter(fastpipe.col("id") < 120).filter(fastpipe.col("id") < 90), few),
     ):
         found = [int(row) for batch in selected for row in batch["id"]]
-        assert sorted(found) == sorted(chosen[positions])
-        assert order or found == chosen[positions].tolist()
+        assert sorted(found) == sorted(wanted)
+        assert order or found == wanted.tolist()

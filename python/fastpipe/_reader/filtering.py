@@ -36,11 +36,12 @@ def filter_rows(reader: Reader, condition: Expr) -> Reader:
     if rows and not bits.any():
         _report_no_row(rows, condition)
     method = "filter", f"{abridged(condition)}{skipped}"
-    if isinstance(reader._data, Selected):
+    data = reader._data
+    if isinstance(data, Selected) or data.handle.rows_in_sequence is not None:
         mask = np.unpackbits(bits, count=rows, bitorder="little").view(np.bool_)
         return select(reader, mask, condition, method)
     # A bool per row would take eight times the memory.
-    return reader._like(Selected(reader._data, bits, condition, method=method))
+    return reader._like(Selected(data, bits, condition, method=method))
 
 
 def _passing(reader: Reader, condition: Condition, most: int) -> tuple[npt.NDArray[np.uint8], str]:
