@@ -150,7 +150,7 @@ def test_every_flipped_bit_is_found(codec: str, path: Path, cache: Path) -> None
 
 def test_the_error_names_the_block_its_bytes_and_both_checksums(path: Path, cache: Path) -> None:
     # The oracle hashes up to 16 bytes.
-    header = wire.header("double")
+    header = wire.header('"double"')
     blocks = [wire.block(1, wire.double(value)) for value in (1.5, 2.5, 3.5)]
     path.write_bytes(header + b"".join(blocks))
     aged(path)
@@ -204,7 +204,7 @@ def test_blocks_are_checked_in_every_way_of_reading(path: Path, cache: Path) -> 
 def test_large_blocks_are_checked_up_to_their_ends(path: Path, cache: Path) -> None:
     # Their checksums are computed in pieces.
     text = b"x" * 2_500_000
-    path.write_bytes(wire.container("bytes", [(1, wire.text(text)), (1, wire.text(text))]))
+    path.write_bytes(wire.container('"bytes"', [(1, wire.text(text)), (1, wire.text(text))]))
     aged(path)
     create(path, cache)
     features = {"value": fastpipe.DenseSpec((), "string")}

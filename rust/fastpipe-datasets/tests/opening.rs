@@ -5,12 +5,11 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use fastpipe_batch::{
-    BufferPool, Contents, ErrorKind, Feature, FileStamp, Pass, Result, Source, Stored,
-};
+use fastpipe_batch::{BufferPool, Contents, ErrorKind, Feature, FileStamp, Pass, Result, Source, Stored};
 use fastpipe_csv::{Dialect, OnRagged};
 use fastpipe_datasets::{
-    AvroFiles, AvroReport, ChecksummedAvro, CsvFiles, CsvReservoir, UnscannedCsv, default_window, read_vocabulary, window_rows,
+    AvroFiles, AvroReport, ChecksummedAvro, CsvFiles, CsvReservoir, UnscannedCsv, default_window, read_vocabulary,
+    window_rows,
 };
 use fastpipe_files::{CacheOutcome, Files, Halt, IndexCache, Opening, open_all};
 use fastpipe_order::{Settings, Units};
@@ -173,10 +172,7 @@ fn remote_files_have_checksums_too() {
         });
         let last = blocks.len() as u64 - 1;
         assert_eq!(errors[0], (Some(CacheOutcome::Stored), Vec::new()));
-        assert_eq!(
-            errors[1],
-            (Some(CacheOutcome::Hit), vec![(last, ErrorKind::Malformed)])
-        );
+        assert_eq!(errors[1], (Some(CacheOutcome::Hit), vec![(last, ErrorKind::Malformed)]));
     }
 }
 
