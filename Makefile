@@ -108,13 +108,13 @@ soak: $(STAMPS)/test $(STAMPS)/extension ## run the tests that take hours: many 
 	FASTPIPE_SQL_QUERIES=500 FASTPIPE_CSV_FILES=10000 FASTPIPE_CSV_MEGABYTES=1000 FASTPIPE_NUMBERS=10000000 FASTPIPE_LEASE_RUNS=200 \
 	FASTPIPE_SERVICE_RUNS=200 FASTPIPE_TICKETS=1000000 FASTPIPE_CONNECTIONS=1000 \
 	FASTPIPE_LOADER_RUNS=500 FASTPIPE_HOSTILE=1 FASTPIPE_CHANCES=2000 FASTPIPE_PIPELINES=720 FASTPIPE_CACHE_KILLS=100 \
-	FASTPIPE_DAMAGED_FILES=10000 \
+	FASTPIPE_DAMAGED_FILES=10000 FASTPIPE_FLIPPED_BITS=100000 \
 	$(BIN)/python -m pytest -s \
 	    tests/test_negatives.py tests/test_mutations.py tests/test_out_of_memory.py tests/test_new_source.py \
 	    tests/test_hostile_container.py tests/test_csv.py tests/test_csv_soak.py tests/test_sql_queries.py tests/test_leases_chaos.py \
 	    tests/test_equal_chances.py tests/test_loader_chaos.py tests/test_service_requests.py \
 	    tests/test_service_connections.py tests/test_service_chaos.py tests/test_pipelines.py tests/test_block_cache.py \
-	    tests/test_damage.py $(PYTEST_ARGS)
+	    tests/test_damage.py tests/test_index_checksums.py $(PYTEST_ARGS)
 
 # Two files of libdeflate define a global of the same name. This is harmless, so the ODR check is off.
 fuzz: ## run each fuzz target for FUZZ_SECONDS (needs a nightly Rust and `cargo install cargo-fuzz`)

@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument(
         "--cache", type=_named, metavar="DIR", help="directory for the indexes (default: the user's cache directory)"
     )
+    index.add_argument(
+        "--checksums",
+        action="store_true",
+        help="read the files and also keep a checksum of each block, which readers verify (Avro)",
+    )
     index.set_defaults(run=_index_files)
 
     convert = commands.add_parser(
@@ -140,8 +145,9 @@ def _head(arguments: argparse.Namespace) -> int:
 
 
 def _index_files(arguments: argparse.Namespace) -> int:
-    format_, files = _formats.indexed(arguments.files)
-    indexed = _index.build(files, arguments.cache or user_cache_directory(), format_.name)
+    format_, files = _formats.indexed(arguments.files, checksums=arguments.checksums)
+    kind = f"{format_.name} with checksums" if arguments.checksums else format_.name
+    indexed = _index.build(files, arguments.cache or user_cache_directory(), kind)
     print(_index.table(indexed, _width()))
     # A directory that can't be written causes the same error for each file. Report it once.
     failed = {str(file.error): file.error for file in indexed if file.error is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from fastpipe._reader.losses import Loss, Skip
 from fastpipe._text import clean, plural
 from fastpipe.avro._salvage import salvage
 from fastpipe.cli._formats import found
-from fastpipe.errors import FastpipeError
+from fastpipe.errors import FastpipeError, UnsupportedError, in_file
 
 _ANY = Skip(max_units=2**31 - 1, max_fraction=1.0)
 # Rows of a batch. The memory of a batch stays small if rows are large.
@@ -26,6 +27,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     what = "Avro, Parquet, Arrow, CSV or TFRecord file, URL, directory or glob pattern"
     check.add_argument("files", nargs="+", metavar="FILE", help=what)
     check.add_argument("--json", action="store_true", help="print JSON")
+    checksums = "compare each block with its checksum in this directory: see fastpipe index --checksums (Avro)"
+    check.add_argument("--cache", metavar="DIR", help=checksums)
     check.set_defaults(run=_check)
     repair = commands.add_parser("salvage", help="copy the intact blocks of a damaged Avro file")
     repair.add_argument("source", metavar="IN", help="Avro file")
@@ -42,12 +45,14 @@ class Checked:
         rows: Number of intact rows that were read.
         losses: Damaged units. For formats other than Avro and TFRecord, reading ends at the first one.
         error: The error that ended reading, if one did.
+        has_checksums: Whether all blocks were compared with checksums. None if this wasn't requested.
     """
 
     path: str
     rows: int = 0
     losses: list[Loss] = field(default_factory=list)
     error: str | None = None
+    has_checksums: bool | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -57,7 +62,9 @@ class Checked:
     def lines(self, format_: FileFormat) -> list[str]:
         """Returns what to print: a line for the file, and one for each damage."""
         intact = plural(self.rows, format_.rows.removesuffix("s"))
-        found = [f"{clean(self.path)}: {'ok, ' if self.is_sound else 'DAMAGED, '}{intact} can be read"]
+        compared = {None: "", True: ", compared with checksums", False: ", but there are no checksums of this file"}
+        state = "ok" if self.is_sound else "DAMAGED"
+        found = [f"{clean(self.path)}: {state}, {intact} can be read{compared[self.has_checksums]}"]
         for loss in self.losses:
             lost = plural(loss.rows, format_.rows.removesuffix("s"))
             where = f"bytes {loss.start} to {loss.end}"
@@ -67,12 +74,19 @@ class Checked:
         return found if self.error is None else [*found, f"  {clean(self.error)}"]
 
 
-def checked(path: str, format_: FileFormat, tell: Callable[[int], object]) -> Checked:
-    """Reads all values of a file. `tell` is called with the number of rows of each batch."""
+def checked(path: str, format_: FileFormat, tell: Callable[[int], object], cache: str | None = None) -> Checked:
+    """Reads all values of a file. `tell` is called with the number of rows of each batch.
+
+    If there is a cache, an Avro file's blocks are compared with the checksums in it.
+    """
     result = Checked(path)
     options: dict[str, Any] = {"on_error": _ANY} if format_ in (AVRO, TFRECORD) else {}
+    if cache is not None:
+        options["index_cache"], result.has_checksums = cache, False
     try:
         with format_.read([path], batch_size=_ROWS, **options) as reader:
+            if cache is not None:
+                result.has_checksums = reader._data.handle.has_checksums()
             try:
                 for batch in reader:
                     rows = len(next(iter(batch.values())))
@@ -89,19 +103,23 @@ def _check(arguments: argparse.Namespace) -> int:
     from fastpipe._progress import progress_bar
 
     format_, files = found(arguments.files)
+    if arguments.cache is not None and format_ is not AVRO:
+        reason = f"--cache is only for Avro files: indexes of {format_.title} files have no checksums"
+        raise in_file(UnsupportedError, files[0], reason)
     results = []
     try:
         bar = progress_bar(None, leave=False, disable=None)
     except ImportError:  # The progress bar is optional.
         bar = None
     for path in files:
-        result = checked(path, format_, (lambda rows: None) if bar is None else bar.update)
+        result = checked(path, format_, (lambda rows: None) if bar is None else bar.update, arguments.cache)
         results.append(result)
         if not arguments.json:
             print("\n".join(result.lines(format_)), flush=True)
     if bar is not None:
         bar.close()
     damaged = sum(not result.is_sound for result in results)
+    unknown = sum(result.has_checksums is False for result in results)
     if arguments.json:
         each = [
             asdict(result) | {"losses": [loss._asdict() for loss in result.losses], "ok": result.is_sound}
@@ -109,8 +127,10 @@ def _check(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps({"format": format_.name, "files": each, "damaged": damaged}, indent=2))
     elif len(results) > 1:
-        print(f"{plural(len(results), 'file')}, {damaged} damaged")
-    return 1 if damaged else 0
+        print(f"{plural(len(results), 'file')}, {damaged} damaged{f', {unknown} without checksums' if unknown else ''}")
+    if unknown:
+        print("fastpipe: create checksums of intact files with fastpipe index --checksums --cache DIR", file=sys.stderr)
+    return 1 if damaged or unknown else 0
 
 
 def _salvage(arguments: argparse.Namespace) -> int:

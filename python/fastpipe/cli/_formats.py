@@ -20,11 +20,11 @@ def found(source: Paths) -> tuple[FileFormat, list[str]]:
     return format_of(files, RENAME), [str(file) for file in files]
 
 
-def indexed(source: Paths) -> tuple[FileFormat, list[str]]:
+def indexed(source: Paths, *, checksums: bool = False) -> tuple[FileFormat, list[str]]:
     """Returns the format and the files of a source for `fastpipe index`.
 
     Raises:
-        UnsupportedError: If `fastpipe index` can't index files of this format.
+        UnsupportedError: If `fastpipe index` can't index files of this format, or their indexes have no checksums.
     """
     format_, files = found(source)
     if format_ not in (AVRO, TFRECORD):
@@ -33,6 +33,11 @@ def indexed(source: Paths) -> tuple[FileFormat, list[str]]:
             "creates its index with index_cache=; other formats need no index",
             path=files[0],
         )
+    if checksums and format_ is not AVRO:
+        reason = (
+            "--checksums is only for Avro files: each record of a TFRecord file has checksums, which readers verify"
+        )
+        raise in_file(UnsupportedError, files[0], reason)
     if remote := [file for file in files if is_remote(file)]:
         reason = "fastpipe index reads only local files: the first reader with index_cache= indexes remote files"
         raise in_file(UnsupportedError, remote[0], reason)

@@ -46,6 +46,8 @@ class IndexedFile:
 def build(paths: Sequence[str], directory: str, format_: str = "avro") -> list[IndexedFile]:
     """Indexes the files that have no index in the directory yet, with a progress bar.
 
+    The format is "avro", "avro with checksums" or "tfrecord".
+
     If a file was modified within the last two seconds, waits until it is old enough to be indexed.
 
     Returns:
@@ -66,7 +68,7 @@ def build(paths: Sequence[str], directory: str, format_: str = "avro") -> list[I
 def _index(path: str, directory: str, format_: str, tell: Callable[[str, int], None]) -> IndexedFile | None:
     """Indexes one file. Returns None if it was modified too recently."""
     try:
-        found = index_file(path, directory, lambda behind: tell(path, behind), format_ == "tfrecord")
+        found = index_file(path, directory, lambda behind: tell(path, behind), format_)
         blocks, rows, size, index_size, kept = found
     except FastpipeError as error:
         return IndexedFile(path, error=error)

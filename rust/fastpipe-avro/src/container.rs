@@ -9,6 +9,7 @@ use fastpipe_batch::{Error, ErrorKind, ReadAt};
 
 pub use self::whole::whole_blocks_end;
 
+use crate::checksum::{Checksum, Checksummer};
 use crate::codec::Codec;
 use crate::cursor::Cursor;
 use crate::decode_error::DecodeError;
@@ -23,6 +24,9 @@ pub const SYNC_BYTES: usize = 16;
 
 /// Maximum bytes of a block's header: two varints.
 const BLOCK_HEADER_BYTES: usize = 20;
+
+/// Bytes of a block's data that are read at once to compute its checksum.
+const CHECKSUM_BYTES: u64 = 1 << 20;
 
 /// Minimum size of blocks whose headers are read without caching. The walk reads one page of memory per block. If
 /// blocks are smaller, these pages are a large part of the file and should stay cached.
@@ -164,6 +168,8 @@ pub struct Block {
     pub size: u32,
     /// Number of records.
     pub rows: u32,
+    /// Checksum of the data as stored, if it was computed.
+    pub checksum: Option<Checksum>,
 }
 
 impl Block {
@@ -201,7 +207,25 @@ impl Block {
             header: cursor.position() as u32,
             size: size as u32,
             rows: rows as u32,
+            checksum: None,
         })
+    }
+
+    /// Computes the checksum. Reads the block's data, in small pieces.
+    ///
+    /// # Errors
+    /// Errors of reading the file, or of memory.
+    pub fn add_checksum(&mut self, file: &dyn ReadAt) -> Result<(), Error> {
+        let mut at = self.offset + u64::from(self.header);
+        let end = at + u64::from(self.size);
+        let mut sum = Checksummer::default();
+        while at < end {
+            let piece = read_exact(file, at, (end - at).min(CHECKSUM_BYTES) as usize, false)?;
+            sum.add(&piece);
+            at += piece.len() as u64;
+        }
+        self.checksum = Some(sum.finish());
+        Ok(())
     }
 }
 
@@ -329,7 +353,7 @@ fn zeroed(n: usize, what: &str) -> Result<Vec<u8>, Error> {
 
 /// Reads exactly `n` bytes at `offset`. For `glance`, see [`ReadAt::glance_at`].
 fn read_exact(file: &dyn ReadAt, offset: u64, n: usize, glance: bool) -> Result<Vec<u8>, Error> {
-    let mut bytes = zeroed(n, "a file's header").map_err(|e| e.at_path(file.location()))?;
+    let mut bytes = zeroed(n, "a range of a file").map_err(|e| e.at_path(file.location()))?;
     let found = if glance {
         file.glance_at(offset, &mut bytes)?
     } else {

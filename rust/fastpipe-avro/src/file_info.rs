@@ -146,6 +146,7 @@ mod tests {
             header: 10,
             size,
             rows,
+            checksum: None,
         }
     }
 

@@ -3,7 +3,7 @@
 //! Blocks are adjacent, so offsets follow from sizes. Each block is stored as three small numbers: rows, bytes of data
 //! as stored, and bytes of the header. The numbers are varints in [postcard's wire
 //! format](https://postcard.jamesmunns.com/wire-format). The version, the file's sync marker and the size of its header
-//! precede them.
+//! precede them. In version 2, a [`Checksum`] of each block follows them.
 //!
 //! The decoder doesn't trust the bytes. It returns only blocks that a walk over a file of this size could have found,
 //! or an error.
@@ -11,12 +11,14 @@
 use fastpipe_batch::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::checksum::Checksum;
 use crate::container::{Block, Counted, SYNC_BYTES};
 use crate::file_info::FileInfo;
 use crate::limits::{MAX_BLOCK_RECORDS, MAX_STORED_BLOCK_BYTES};
 
-/// Version of this format.
-const VERSION: u8 = 1;
+/// Version of this format without checksums, and with them.
+const PLAIN: u8 = 1;
+const CHECKSUMMED: u8 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct Index {
@@ -34,7 +36,7 @@ struct Entry {
     header: u8,
 }
 
-/// Encodes the blocks that were found in a file.
+/// Encodes the blocks that were found in a file, with their checksums if all of them have one.
 pub fn encode_index(info: &FileInfo, blocks: &[Block]) -> Vec<u8> {
     let entry = |block: &Block| Entry {
         rows: block.rows,
@@ -42,13 +44,17 @@ pub fn encode_index(info: &FileInfo, blocks: &[Block]) -> Vec<u8> {
         // Two varints, which take at most 20 bytes.
         header: block.header as u8,
     };
+    let checksums: Option<Vec<_>> = blocks.iter().map(|block| block.checksum).collect();
+    let checksums = checksums.filter(|checksums| !checksums.is_empty());
     let index = Index {
-        version: VERSION,
+        version: if checksums.is_some() { CHECKSUMMED } else { PLAIN },
         sync: info.header.sync,
         first: info.header.size,
         blocks: blocks.iter().map(entry).collect(),
     };
-    postcard::to_allocvec(&index).expect("writing to memory can't fail")
+    let mut bytes = postcard::to_allocvec(&index).expect("writing to memory can't fail");
+    bytes.extend(checksums.into_iter().flatten().flat_map(Checksum::to_bytes));
+    bytes
 }
 
 /// Decodes the blocks of a file of `size` bytes. Returns `None` if the index belongs to a file with another header.
@@ -60,8 +66,14 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
     // No memory is reserved for the declared number of blocks: each takes at least three bytes, and postcard's initial
     // allocation is small.
     let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
-    if index.version != VERSION || !rest.is_empty() {
-        return Err(malformed("it has another version, or extra bytes at its end"));
+    let (checksums, odd) = rest.as_chunks::<{ Checksum::BYTES }>();
+    let expected = match index.version {
+        PLAIN => 0,
+        CHECKSUMMED => index.blocks.len(),
+        _ => return Err(malformed("it has another version")),
+    };
+    if checksums.len() != expected || !odd.is_empty() {
+        return Err(malformed("it has extra bytes at its end, or lacks checksums"));
     }
     if (index.sync, index.first) != (info.header.sync, info.header.size) {
         return Ok(None);
@@ -77,8 +89,9 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
             header: u32::from(entry.header),
             size: entry.size,
             rows: entry.rows,
+            checksum: checksums.get(blocks.len()).copied().and_then(Checksum::from_bytes),
         };
-        if !block.is_possible() {
+        if !block.is_possible() || block.checksum.is_some() != (index.version == CHECKSUMMED) {
             return Err(malformed("it contains an impossible block"));
         }
         counted.add(&block)?;
@@ -146,6 +159,14 @@ mod tests {
         (blocks, offset)
     }
 
+    /// Returns the blocks with some checksums.
+    fn checksummed(mut blocks: Vec<Block>) -> Vec<Block> {
+        for (i, block) in (0u32..).zip(&mut blocks) {
+            block.checksum = Some(Checksum::of(&i.to_le_bytes()));
+        }
+        blocks
+    }
+
     fn sample() -> (FileInfo, Vec<Block>, u64) {
         let (blocks, size) = laid_out(&[(3, 3), (0, 0), (100, 64), (1, 100), (1 << 30, 1 << 30)]);
         (info("deflate"), blocks, size)
@@ -156,6 +177,7 @@ mod tests {
         let (blocks, _) = laid_out(&[(3, 3); 100]);
         let empty = encode_index(&info("null"), &[]).len();
         assert_eq!(encode_index(&info("null"), &blocks).len(), empty + 300);
+        assert_eq!(encode_index(&info("null"), &checksummed(blocks)).len(), empty + 1100);
     }
 
     #[test]
@@ -192,6 +214,12 @@ mod tests {
             &encoded(&|b| b[0].size = u32::MAX),
             size + u64::from(u32::MAX) - 3
         ));
+        // No block has the checksum zero.
+        let mut zero = encode_index(&file, &checksummed(blocks.clone()));
+        assert!(!refused(&zero, size));
+        let end = zero.len();
+        zero[end - Checksum::BYTES..].fill(0);
+        assert!(refused(&zero, size));
         // More records than bytes, although the file isn't compressed.
         let (blocks, size) = laid_out(&[(3, 2)]);
         let error = decode_index(&encode_index(&file, &blocks), &info("null"), size).unwrap_err();
@@ -201,12 +229,16 @@ mod tests {
     #[test]
     fn every_truncation_is_detected() {
         let (file, blocks, size) = sample();
-        let mut bytes = encode_index(&file, &blocks);
-        for n in 0..bytes.len() {
-            assert!(decode_index(&bytes[..n], &file, size).is_err());
+        for blocks in [blocks.clone(), checksummed(blocks)] {
+            let mut bytes = encode_index(&file, &blocks);
+            for n in 0..bytes.len() {
+                assert!(decode_index(&bytes[..n], &file, size).is_err());
+            }
+            for _ in 0..2 * Checksum::BYTES {
+                bytes.push(1);
+                assert!(decode_index(&bytes, &file, size).is_err());
+            }
         }
-        bytes.push(0);
-        assert!(decode_index(&bytes, &file, size).is_err());
     }
 
     proptest! {
@@ -216,13 +248,16 @@ mod tests {
             // At most one row per byte, which every block can hold.
             let possible = |(rows, size): (u32, u32)| (rows.min(size).min(1 << 30), size);
             let (blocks, size) = laid_out(&wanted.into_iter().map(possible).collect::<Vec<_>>());
-            prop_assert_eq!(decode_index(&encode_index(&file, &blocks), &file, size).unwrap(), Some(blocks));
+            for blocks in [blocks.clone(), checksummed(blocks)] {
+                prop_assert_eq!(decode_index(&encode_index(&file, &blocks), &file, size).unwrap(), Some(blocks));
+            }
         }
 
         /// For any changes to the bytes, decoding returns blocks that the file could contain, or none.
         #[test]
-        fn any_bytes_are_taken(any: Vec<u8>, at in 0usize..80, keep: bool, declared: u64) {
+        fn any_bytes_are_taken(any: Vec<u8>, at in 0usize..120, keep: bool, sums: bool, declared: u64) {
             let (file, blocks, size) = sample();
+            let blocks = if sums { checksummed(blocks) } else { blocks };
             let mut bytes = encode_index(&file, &blocks);
             // After the marker, because changes to the marker are always detected.
             let at = at.min(bytes.len());

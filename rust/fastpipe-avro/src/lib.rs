@@ -5,8 +5,8 @@
 //! [`Header`] and [`Walk`] find the blocks of a file without reading their data. [`Schema`] is the file's schema. The
 //! requested [`Feature`](fastpipe_batch::Feature)s ([`infer`] derives them from a schema) and the schemas of all files
 //! are compiled once: into columns, and into a decode plan for each schema. [`AvroSource`] implements the engine's
-//! source interface with them. A unit is a block. Opening the unit checks the block's sync marker and decompresses the
-//! data; placing its records runs the plan. [`encode_index`] and [`decode_index`] convert the blocks of a file to bytes
+//! source interface with them. A unit is a block. Opening the unit checks the block's sync marker and, if known, its
+//! [`Checksum`], and decompresses the data; placing its records runs the plan. [`encode_index`] and [`decode_index`] convert the blocks of a file to bytes
 //! and back, so that they can be cached.
 //!
 //! # Trust nothing
@@ -16,6 +16,7 @@
 //! the processor's vector instructions.
 
 mod canonical;
+mod checksum;
 mod codec;
 mod compile;
 mod container;
@@ -51,6 +52,7 @@ mod varint_ends;
 mod x86;
 
 pub use canonical::{canonical_form, rabin};
+pub use checksum::Checksum;
 pub use codec::{Codec, decompress};
 pub use container::{Block, Header, SYNC_BYTES, Walk, whole_blocks_end};
 pub use decode::Message;

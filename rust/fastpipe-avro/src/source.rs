@@ -11,6 +11,7 @@ use fastpipe_batch::{
     try_collect, try_with_capacity,
 };
 
+use crate::checksum::Checksum;
 use crate::codec::{Codec, decompress_within};
 use crate::container::{Block, SYNC_BYTES, wrong_marker};
 use crate::decode;
@@ -34,6 +35,8 @@ struct File {
     is_empty: bool,
     /// Values of the file's partition columns.
     folders: Arc<[Emit]>,
+    /// Checksums of the blocks' data as stored. Empty if they aren't known.
+    checksums: Arc<Vec<Checksum>>,
     /// The largest ratio of decompressed to stored bytes so far, in eighths. It is only a hint for buffer sizes.
     expansion: AtomicUsize,
 }
@@ -116,6 +119,7 @@ impl AvroSource {
                 plan,
                 is_empty,
                 folders: constants.into(),
+                checksums: checksums_of(blocks, &info.path)?,
                 expansion: AtomicUsize::new(0),
             });
             info.check_all(blocks)?;
@@ -189,6 +193,7 @@ impl AvroSource {
                 schema: file.schema.clone(),
                 plan: plans.of(&of.schema, &columns, &of.path)?,
                 folders: self.folders.constants(&columns, number)?.into(),
+                checksums: file.checksums.clone(),
                 expansion: AtomicUsize::new(file.expansion.load(Ordering::Relaxed)),
                 ..*file
             });
@@ -210,6 +215,12 @@ impl AvroSource {
     /// Returns the blocks of all files.
     pub fn blocks(&self) -> &Chunks {
         &self.blocks
+    }
+
+    /// Returns whether the checksum of each block is known.
+    pub fn has_checksums(&self) -> bool {
+        let counts = self.files.iter().map(|file| file.checksums.len() as u64);
+        counts.sum::<u64>() == self.units()
     }
 
     /// Returns the columns that are read.
@@ -261,6 +272,10 @@ impl AvroSource {
         if bytes[end..] != file.sync {
             return Err(wrong_marker());
         }
+        let (_, number) = self.blocks.unit_in_file(unit);
+        if let Some(&expected) = file.checksums.get(number as usize) {
+            check(expected, &bytes[start..end], entry.offset + start as u64)?;
+        }
         let (data, start, end) = if file.codec == Codec::Null {
             (bytes, start, end)
         } else {
@@ -295,6 +310,30 @@ impl AvroSource {
             rows: block.rows,
         })
     }
+}
+
+/// Returns the checksums of a file's blocks, or none if some block has none.
+fn checksums_of(blocks: &[Block], path: &Arc<str>) -> Result<Arc<Vec<Checksum>>> {
+    let count = blocks.iter().map_while(|block| block.checksum).count();
+    if count < blocks.len() {
+        return Ok(Arc::default());
+    }
+    let checksums = try_collect(blocks.iter().filter_map(|block| block.checksum), "checksums of blocks");
+    Ok(Arc::new(checksums.map_err(|e| e.at_path(path))?))
+}
+
+/// Checks a block's data as stored, which begins at `offset` in its file.
+fn check(expected: Checksum, stored: &[u8], offset: u64) -> Result<()> {
+    let found = Checksum::of(stored);
+    if found == expected {
+        return Ok(());
+    }
+    let end = offset + stored.len() as u64;
+    let reason = format!(
+        "expected checksum {expected} of the block's data as stored (bytes {offset} to {end}), found {found}: the data \
+         was changed after the block index was created"
+    );
+    Err(Error::new(ErrorKind::Malformed, reason))
 }
 
 /// Copies data to a smaller buffer if its buffer is much too large. The expansion of a file's first blocks is only

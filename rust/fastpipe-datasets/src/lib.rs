@@ -8,6 +8,7 @@
 //! This crate contains no Python code.
 #![forbid(unsafe_code)]
 
+mod avro_checksums;
 mod avro_files;
 mod avro_format;
 mod avro_messages;
@@ -24,6 +25,7 @@ mod tfrecord_format;
 mod vocabulary_file;
 mod window;
 
+pub use avro_checksums::ChecksummedAvro;
 pub use avro_files::{AvroFiles, AvroReport, InferredAvro, column_times};
 pub use avro_format::AvroFormat;
 pub use avro_messages::{KnownSchemas, MessageDecoder};

@@ -5,12 +5,13 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use fastpipe_batch::{ErrorKind, Feature, Source};
+use fastpipe_batch::{BufferPool, Contents, ErrorKind, Feature, FileStamp, Pass, Result, Source, Stored};
 use fastpipe_csv::{Dialect, OnRagged};
 use fastpipe_datasets::{
-    AvroFiles, AvroReport, CsvFiles, CsvReservoir, UnscannedCsv, default_window, read_vocabulary, window_rows,
+    AvroFiles, AvroReport, ChecksummedAvro, CsvFiles, CsvReservoir, UnscannedCsv, default_window, read_vocabulary,
+    window_rows,
 };
-use fastpipe_files::{Halt, IndexCache, Opening};
+use fastpipe_files::{CacheOutcome, Files, Halt, IndexCache, Opening, open_all};
 use fastpipe_order::{Settings, Units};
 
 const SYNC: [u8; 16] = [0xa5; 16];
@@ -109,6 +110,70 @@ fn the_caller_can_cancel() {
     let path = written(folder.path(), "a", &avro("x", &[5]));
     let ended = AvroFiles::open(&[path], HOW, None, true, &mut |_| Err("enough"));
     assert!(matches!(ended, Err(Halt::Interrupted("enough"))));
+}
+
+/// A remote file.
+#[derive(Debug)]
+struct Far(Vec<u8>);
+
+impl Stored for Far {
+    fn location(&self) -> &str {
+        "http://far/x.avro"
+    }
+
+    fn stamp(&self) -> FileStamp {
+        let size = self.0.len() as u64;
+        FileStamp { size, modified: 0 }
+    }
+
+    fn version(&self) -> &str {
+        "1"
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8], _cancelled: &dyn Fn() -> bool) -> Result<usize> {
+        let rest = &self.0[offset as usize..];
+        let len = rest.len().min(out.len());
+        out[..len].copy_from_slice(&rest[..len]);
+        Ok(len)
+    }
+}
+
+#[test]
+fn remote_files_have_checksums_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = IndexCache::open(folder.path()).unwrap();
+    let paths = [Arc::from("http://far/x.avro")];
+    // Small, and larger than the head of the file that is buffered.
+    for blocks in [&[5, 7][..], &[60; 2000]] {
+        let bytes = avro("x", blocks);
+        let mut flipped = bytes.clone();
+        // The last value of the last block.
+        flipped[bytes.len() - SYNC.len() - 1] ^= 2;
+        let errors = [bytes, flipped].map(|bytes| {
+            let contents = [Some(Contents::Remote(Arc::new(Far(bytes))))];
+            let how = Opening {
+                contents: &contents,
+                cache: Some(&cache),
+                ..HOW
+            };
+            let found = open_all(&ChecksummedAvro::default(), &paths, how, &mut never);
+            let (found, failed) = found.unwrap_or_else(|halt| panic!("{halt:?}"));
+            let kept = found[0].opened.as_ref().map(|opened| opened.kept);
+            let (files, _) = opened(&paths, how);
+            let source = files.source(&[]).unwrap();
+            assert!(failed.is_none() && source.has_checksums());
+            let (read, pool) = (Files::of(source.facts()), BufferPool::default());
+            let open = |unit: u64| {
+                let bytes = read.read(source.describe(unit).range.unwrap(), &pool)?;
+                source.open(unit, Pass::default(), bytes.into(), &pool).map(drop)
+            };
+            let failed = (0..source.units()).filter_map(|unit| Some((unit, open(unit).err()?.kind())));
+            (kept, failed.collect::<Vec<_>>())
+        });
+        let last = blocks.len() as u64 - 1;
+        assert_eq!(errors[0], (Some(CacheOutcome::Stored), Vec::new()));
+        assert_eq!(errors[1], (Some(CacheOutcome::Hit), vec![(last, ErrorKind::Malformed)]));
+    }
 }
 
 fn dialect() -> Dialect {

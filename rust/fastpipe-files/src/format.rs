@@ -42,9 +42,18 @@ pub trait Format: Sync {
     /// Whether a walk reads every byte, so that a block found to be empty needs no further check.
     const WALK_READS_ALL: bool = false;
 
+    /// Whether files that are read as a whole with their header have an index too, because it has more than positions.
+    const INDEXES_SMALL_FILES: bool = false;
+
     /// Returns a tag that distinguishes the cached indexes of different formats and settings. The empty tag is
     /// reserved for the first format, whose entries existed before tags.
     fn cache_tag(&self) -> &[u8];
+
+    /// Returns the tag of indexes that also have checksums of the blocks, if the format supports them. Another format,
+    /// whose walk reads all bytes, writes them. They are used if they exist, and never written or replaced.
+    fn checksums_tag(&self) -> Option<&[u8]> {
+        None
+    }
 
     /// Reads the header of a file. The first bytes of `file` are buffered, so reading them is free.
     ///

@@ -101,7 +101,8 @@ pub(crate) fn open_file<F: Format, E>(
     } = Begun::new(format, file, path)?;
     match cache {
         None => opened.blocks = walk(format, &head, &opened.header, on_progress)?,
-        Some(_) if stamp.size() <= HEAD_BYTES => {
+        Some(cache) if open_checksummed(format, &head, file, &stamp, cache, &mut opened, on_progress)? => {}
+        Some(_) if stamp.size() <= HEAD_BYTES && !F::INDEXES_SMALL_FILES => {
             opened.kept = CacheOutcome::TooSmall;
             opened.blocks = walk(format, &head, &opened.header, on_progress)?;
         }
@@ -136,6 +137,33 @@ pub(crate) fn open_file_front<F: Format, E>(
     Ok(Some(opened))
 }
 
+/// Finds the blocks of a file in the index that also has checksums. Returns whether it exists.
+fn open_checksummed<F: Format, E>(
+    format: &F,
+    head: &Head<'_>,
+    file: &SourceFile,
+    stamp: &Stamp,
+    cache: &IndexCache,
+    opened: &mut Opened<F>,
+    on_progress: &mut OnProgress<'_, E>,
+) -> Result<bool, Halt<E>> {
+    let Some(tag) = format.checksums_tag() else {
+        return Ok(false);
+    };
+    let entry = Entry {
+        cache,
+        key: Key::of(file, stamp, tag)?,
+        // Only the other format can create the checksums again.
+        remedy: "reading without its checksums. Create it again with fastpipe index --checksums",
+    };
+    let Loaded::Whole(blocks, entry) = load(format, &entry, head, opened, on_progress)? else {
+        return Ok(false);
+    };
+    on_progress(stamp.size()).map_err(Halt::Interrupted)?;
+    (opened.blocks, opened.kept, opened.entry) = (blocks, CacheOutcome::Hit, entry);
+    Ok(true)
+}
+
 /// Finds the blocks of a file using the cache, and updates the cache.
 fn open_cached<F: Format, E>(
     format: &F,
@@ -146,8 +174,12 @@ fn open_cached<F: Format, E>(
     opened: &mut Opened<F>,
     on_progress: &mut OnProgress<'_, E>,
 ) -> Result<(), Halt<E>> {
-    let key = Key::of(file, &before, format.cache_tag())?;
-    let front = match load(format, cache, &key, head, opened, on_progress)? {
+    let entry = Entry {
+        cache,
+        key: Key::of(file, &before, format.cache_tag())?,
+        remedy: "rebuilding it",
+    };
+    let front = match load(format, &entry, head, opened, on_progress)? {
         Loaded::Whole(blocks, entry) => {
             on_progress(before.size()).map_err(Halt::Interrupted)?;
             (opened.blocks, opened.kept, opened.entry) = (blocks, CacheOutcome::Hit, entry);
@@ -166,13 +198,33 @@ fn open_cached<F: Format, E>(
     };
     cache.check_writable()?;
     opened.blocks = walk_on(format, head, &opened.header, front, on_progress)?;
-    (opened.kept, opened.entry) = keep(format, cache, &key, &before, file, opened)?;
+    (opened.kept, opened.entry) = keep(format, &entry, &before, file, opened)?;
     if matches!(opened.kept, CacheOutcome::TooRecent | CacheOutcome::FileChanged) {
         let why = "the file was modified a moment ago, or its modification time is in the future";
         let text = format!("the block index of {} was not saved: {why}", shown_path(&opened.path));
         opened.notes.push(LogRecord::info(text));
     }
     Ok(())
+}
+
+/// The entry of a file in the cache.
+struct Entry<'a> {
+    cache: &'a IndexCache,
+    key: Key,
+    /// What happens if the entry is damaged, for the message.
+    remedy: &'static str,
+}
+
+impl Entry<'_> {
+    fn damaged(&self, path: &str, damage: &str) -> LogRecord {
+        let (entry, path) = (self.cache.path(&self.key), shown_path(path));
+        let text = format!(
+            "the block index of {path} in {} is damaged ({damage}): {}",
+            entry.display(),
+            self.remedy
+        );
+        LogRecord::warning(text)
+    }
 }
 
 /// Blocks of a file from the cache.
@@ -187,20 +239,19 @@ enum Loaded<F: Format> {
 /// Loads the blocks of a file from the cache. Adds a message to the file's log records if the entry is damaged.
 fn load<F: Format, E>(
     format: &F,
-    cache: &IndexCache,
-    key: &Key,
+    entry: &Entry<'_>,
     file: &dyn ReadAt,
     opened: &mut Opened<F>,
     on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Loaded<F>, Halt<E>> {
     let header = &opened.header;
-    let (size, bytes, entry) = match cache.load(key) {
+    let (size, bytes, entry_size) = match entry.cache.load(&entry.key) {
         Lookup::Missing => return Ok(Loaded::Nothing),
         Lookup::Damaged(reason) => {
-            opened.notes.push(damaged(cache, key, &opened.path, &reason));
+            opened.notes.push(entry.damaged(&opened.path, &reason));
             return Ok(Loaded::Nothing);
         }
-        Lookup::Found(bytes, entry) => (opened.stamp.size, bytes, entry),
+        Lookup::Found(bytes, entry_size) => (opened.stamp.size, bytes, entry_size),
         Lookup::Smaller(bytes, size) => (size, bytes, 0),
     };
     let grown = size < opened.stamp.size;
@@ -212,30 +263,20 @@ fn load<F: Format, E>(
         Ok(None) => return Ok(Loaded::Nothing),
         Ok(Some(blocks)) => match check_all_empty(format, file, header, &blocks, on_progress) {
             Ok(()) if grown => return Ok(Loaded::Front(blocks, size)),
-            Ok(()) => return Ok(Loaded::Whole(blocks, entry)),
+            Ok(()) => return Ok(Loaded::Whole(blocks, entry_size)),
             Err(Halt::Failed(error)) => error,
             Err(halt) => return Err(halt),
         },
         Err(error) => error,
     };
-    opened.notes.push(damaged(cache, key, &opened.path, failed.reason()));
+    opened.notes.push(entry.damaged(&opened.path, failed.reason()));
     Ok(Loaded::Nothing)
-}
-
-fn damaged(cache: &IndexCache, key: &Key, path: &str, damage: &str) -> LogRecord {
-    let (entry, path) = (cache.path(key), shown_path(path));
-    let text = format!(
-        "the block index of {path} in {} is damaged ({damage}): rebuilding it",
-        entry.display()
-    );
-    LogRecord::warning(text)
 }
 
 /// Writes the blocks of a file to the cache, unless a change of the file might go unnoticed.
 fn keep<F: Format>(
     format: &F,
-    cache: &IndexCache,
-    key: &Key,
+    entry: &Entry<'_>,
     before: &Stamp,
     file: &SourceFile,
     opened: &Opened<F>,
@@ -246,8 +287,8 @@ fn keep<F: Format>(
     if !before.is_settled() {
         return Ok((CacheOutcome::TooRecent, 0));
     }
-    let entry = cache.store(key, &format.encode(&opened.header, &opened.blocks)?)?;
-    Ok((CacheOutcome::Stored, entry))
+    let index = format.encode(&opened.header, &opened.blocks)?;
+    Ok((CacheOutcome::Stored, entry.cache.store(&entry.key, &index)?))
 }
 
 #[cfg(test)]
@@ -479,6 +520,41 @@ mod tests {
             assert_eq!(opened(&format, &path, Some(&place.cache)).kept, CacheOutcome::Stored);
             assert_eq!(opened(&format, &path, Some(&place.cache)).kept, CacheOutcome::Hit);
         }
+    }
+
+    #[test]
+    fn indexes_with_checksums_are_preferred_and_never_written() {
+        let place = Place {
+            format: Toy {
+                checksums: Some(b"sums"),
+                ..Toy::default()
+            },
+            ..Place::new()
+        };
+        let sums = Toy {
+            tag: b"sums",
+            ..Toy::default()
+        };
+        let path = place.write(&file(b'x', &many()));
+        assert_eq!(opened(&sums, &path, Some(&place.cache)).kept, CacheOutcome::Stored);
+        assert_eq!(place.opened(&path).kept, CacheOutcome::Hit);
+        let kept = entry(&place.folder.path().join("cache"));
+        std::fs::write(&kept, b"FP").unwrap();
+        for (outcome, walks) in [(CacheOutcome::Stored, 1), (CacheOutcome::Hit, 1)] {
+            let again = place.opened(&path);
+            assert_eq!((again.kept, place.format.walks()), (outcome, walks));
+            let [note] = &again.notes[..] else { panic!() };
+            assert_eq!(note.level, Level::Warning);
+            assert!(note.text.contains("reading without its checksums"), "{}", note.text);
+        }
+        assert_eq!(std::fs::read(&kept).unwrap(), b"FP");
+        // Small files have no index of the format, but may have one with checksums.
+        let path = write(place.folder.path(), "small", &file(b'x', &[(1, 2)]));
+        let stamp = Stamp::of(&SourceFile::open(&path).unwrap()).unwrap();
+        let key = Key::local(&path, &stamp, b"sums").unwrap();
+        assert_eq!(place.opened(&path).kept, CacheOutcome::TooSmall);
+        place.cache.store(&key, b"x\x01\x02").unwrap();
+        assert_eq!(place.opened(&path).kept, CacheOutcome::Hit);
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(crate) struct ToyHeader {
 #[derive(Default)]
 pub(crate) struct Toy {
     pub(crate) tag: &'static [u8],
+    /// Tag of indexes that have checksums.
+    pub(crate) checksums: Option<&'static [u8]>,
     /// Whether it can extend the index of a file that has grown.
     pub(crate) grows: bool,
     pub(crate) walks: AtomicUsize,
@@ -54,6 +56,10 @@ impl Format for Toy {
 
     fn cache_tag(&self) -> &[u8] {
         self.tag
+    }
+
+    fn checksums_tag(&self) -> Option<&[u8]> {
+        self.checksums
     }
 
     fn read_header(&self, path: &Arc<str>, file: &dyn ReadAt) -> Result<ToyHeader> {

@@ -125,6 +125,7 @@ fn number_of_blocks_without_records_is_bounded() {
         header: 2,
         size: 0,
         rows,
+        checksum: None,
     };
     let mut counted = Counted::default();
     (0..MAX_EMPTY_BLOCKS).for_each(|_| counted.add(&block(0)).unwrap());

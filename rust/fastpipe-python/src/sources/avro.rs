@@ -152,6 +152,11 @@ impl AvroDataset {
         PyBytes::new(py, &py.detach(|| layout_digest(self.source.blocks())))
     }
 
+    /// Returns whether each block is checked against a checksum in an index.
+    fn has_checksums(&self) -> bool {
+        self.source.has_checksums()
+    }
+
     /// Returns the number of blocks of each file.
     fn units_by_file(&self) -> Vec<u64> {
         self.source.blocks().units_by_file()

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fastpipe_batch::path_text;
-use fastpipe_datasets::{AvroFormat, TfRecordFormat};
+use fastpipe_datasets::{AvroFormat, ChecksummedAvro, TfRecordFormat};
 use fastpipe_files::{CacheOutcome, Format, IndexCache, open};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::callbacks::log;
@@ -15,20 +16,22 @@ use crate::errors::IntoPy;
 /// The blocks, rows and bytes of a file, the bytes of its index, and the outcome.
 type Row = (usize, u64, u64, u64, &'static str);
 
-/// Ensures that a directory contains the block index of an Avro file or, with `tfrecord`, of a TFRecord file.
-/// `progress` is called every few milliseconds with the number of bytes processed so far.
+/// Ensures that a directory contains the block index of a file. The format is `avro`, `avro with checksums` or
+/// `tfrecord`. `progress` is called every few milliseconds with the number of bytes processed so far.
 #[pyfunction]
-#[pyo3(signature = (path, index_cache, progress, tfrecord=false))]
+#[pyo3(signature = (path, index_cache, progress, format="avro"))]
 pub(crate) fn index_file(
     py: Python<'_>,
     path: OsString,
     index_cache: PathBuf,
     progress: &Bound<'_, PyAny>,
-    tfrecord: bool,
+    format: &str,
 ) -> PyResult<Row> {
-    match tfrecord {
-        false => index(py, &AvroFormat::new(true), &path, &index_cache, progress),
-        true => index(py, &TfRecordFormat, &path, &index_cache, progress),
+    match format {
+        "avro" => index(py, &AvroFormat::new(true), &path, &index_cache, progress),
+        "avro with checksums" => index(py, &ChecksummedAvro::default(), &path, &index_cache, progress),
+        "tfrecord" => index(py, &TfRecordFormat, &path, &index_cache, progress),
+        _ => Err(PyValueError::new_err(format!("format {format:?} has no block index"))),
     }
 }
 
