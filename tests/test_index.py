@@ -24,6 +24,7 @@ import fixtures
 import wire
 from fastpipe import _fastpipe, cli
 from fastpipe._files import _index_cache
+from fastpipe._files._in_memory_files import lowered
 from fastpipe.cli import _index
 from fixtures import Run
 
@@ -101,7 +102,7 @@ def test_batches_are_the_same_with_and_without(codec: str, tmp_path: Path, cache
         written = entries
     for file in files:
         blocks = fastpipe.avro.AvroFile(file).blocks
-        counted = _fastpipe.index_file(str(file), str(cache), lambda behind: None)
+        counted = _fastpipe.index_file(lowered([str(file)], cache), lambda behind: None)
         assert counted[:3] == (len(blocks), blocks["rows"].sum(), file.stat().st_size)
         assert counted[4] == "before"
 
@@ -186,7 +187,8 @@ def test_recently_modified_files_are_not_stored(path: Path, cache: Path, caplog:
 
 
 def test_a_file_that_changes_during_the_walk_is_not_stored(path: Path, cache: Path) -> None:
-    counted = _fastpipe.index_file(str(path), str(cache), lambda behind: aged(path, LONG_AGO + 1))
+    # The first call comes before the file is opened.
+    counted = _fastpipe.index_file(lowered([str(path)], cache), lambda behind: behind and aged(path, LONG_AGO + 1))
     assert counted[4] == "changed"
     assert not list(cache.iterdir())
 
@@ -464,18 +466,18 @@ def test_progress_reaches_the_end_of_the_file(tmp_path: Path, cache: Path) -> No
     path.write_bytes(wire.container(LONG, [(1, wire.long(1))] * 10_000))
     for _ in range(2):
         behind: list[int] = []
-        _fastpipe.index_file(str(aged(path)), str(cache), behind.append)
+        _fastpipe.index_file(lowered([str(aged(path))], cache), behind.append)
         assert behind == sorted(behind)
         assert behind[-1] == path.stat().st_size
     behind.clear()
     entry(cache).unlink()
-    _fastpipe.index_file(str(path), str(cache), behind.append)
+    _fastpipe.index_file(lowered([str(path)], cache), behind.append)
     assert len(behind) > 4
 
 
 def test_ctrl_c_ends_a_walk(run: Run, path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
-        _fastpipe.index_file(str(path), str(cache), lambda behind: signal.raise_signal(signal.SIGINT))
+        _fastpipe.index_file(lowered([str(path)], cache), lambda behind: signal.raise_signal(signal.SIGINT))
 
     class Bar:
         def __init__(self, *args: Any, **options: Any) -> None:

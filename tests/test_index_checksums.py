@@ -24,6 +24,7 @@ import fixtures
 import tfrecords
 import wire
 from fastpipe import _fastpipe, col
+from fastpipe._files._in_memory_files import lowered
 from fastpipe.errors import MalformedFileError, StorageError
 from fixtures import Run
 from xxh3_oracle import xxh3
@@ -99,7 +100,7 @@ def rows(batch: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 def create(path: Path, cache: Path) -> str:
     """Creates an index with checksums, and returns the outcome."""
-    return _fastpipe.index_file(str(path), str(cache), lambda behind: None, "avro with checksums")[4]
+    return _fastpipe.index_file(lowered([str(path)], cache), lambda behind: None, "avro with checksums")[4]
 
 
 def entry(cache: Path) -> Path:
@@ -232,7 +233,7 @@ def test_readers_never_replace_checksums(path: Path, cache: Path) -> None:
     assert create(path, cache) == "before"
     assert read(path, cache) == expected
     assert fastpipe.infer_features(path, index_cache=cache).keys() == FEATURES.keys()
-    assert _fastpipe.index_file(str(path), str(cache), lambda behind: None)[4] == "before"
+    assert _fastpipe.index_file(lowered([str(path)], cache), lambda behind: None)[4] == "before"
     assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in cache.iterdir()} == both
     flip(path, places[1].data[8], 0)
     with pytest.raises(MalformedFileError, match="expected checksum"):
@@ -347,11 +348,11 @@ def test_index_refuses_checksums_of_other_formats(run: Run, tmp_path: Path, cach
 def test_progress_of_checksums_reaches_the_end_of_the_file(path: Path, cache: Path) -> None:
     write(path, "null", [1] * 100)
     behind: list[int] = []
-    _fastpipe.index_file(str(path), str(cache), behind.append, "avro with checksums")
+    _fastpipe.index_file(lowered([str(path)], cache), behind.append, "avro with checksums")
     assert behind == sorted(behind)
     assert (behind[-1], len(behind)) == (path.stat().st_size, 7)
     with pytest.raises(ValueError, match="csv"):
-        _fastpipe.index_file(str(path), str(cache), behind.append, "csv")
+        _fastpipe.index_file(lowered([str(path)], cache), behind.append, "csv")
 
 
 def test_check_compares_with_checksums(run: Run, path: Path, cache: Path) -> None:

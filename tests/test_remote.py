@@ -23,6 +23,7 @@ import pytest
 
 import fastpipe
 from every_source import ORDERS, digests
+from s3_server import Bucket, serving_bucket
 from web_server import Fault, Handler, WebServer, serving, stall
 
 FILES = 3
@@ -365,35 +366,10 @@ def test_options_are_checked_and_secret() -> None:
         fastpipe.read_avro(url, batch_size=1, storage_options={"nonsense": 1, "secret": "SECRET"})
 
 
-class Bucket:
-    """A bucket of a server with S3's protocol."""
-
-    def __init__(self, port: int) -> None:
-        boto3 = pytest.importorskip("boto3")
-        self.endpoint = f"http://127.0.0.1:{port}"
-        self.options: dict[str, Any] = {"key": "me", "secret": "HIDDEN-KEY", "endpoint_url": self.endpoint}
-        self.client = boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name="us-east-1",
-            aws_access_key_id="me",
-            aws_secret_access_key="HIDDEN-KEY",
-        )
-        self.client.create_bucket(Bucket="data")
-
-    def put(self, key: str, contents: bytes) -> None:
-        self.client.put_object(Bucket="data", Key=key, Body=contents)
-
-
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Bucket]:
-    server = pytest.importorskip("moto.server")
-    running = server.ThreadedMotoServer(port=0, verbose=False)
-    running.start()
-    try:
-        yield Bucket(running.get_host_and_port()[1])
-    finally:
-        running.stop()
+    with serving_bucket() as found:
+        yield found
 
 
 def test_objects_are_found_as_files_are(bucket: Bucket, tmp_path: Path) -> None:

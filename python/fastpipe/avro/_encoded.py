@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fastpipe._arrow.export import Capsules
 from fastpipe._fastpipe import AvroColumns
+from fastpipe._files._in_memory_files import File
 from fastpipe._files._partition_columns import Partitions
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.reader import Reader
@@ -120,26 +121,33 @@ class _EncodedSpec(DenseSpec):
         return ("encoded", *super()._lower()[1:])
 
 
-def encoded_records(files: Sequence[str], names: Sequence[str], **options: Unpack[Options]) -> Reader:
+def encoded_records(
+    files: Sequence[File],
+    names: Sequence[str],
+    *,
+    check: Callable[[str, str], None] | None = None,
+    **options: Unpack[Options],
+) -> Reader:
     """Returns a reader of the encoded bytes of records, or of some of their fields.
 
     Args:
-        files: The paths of files that all have the same schema.
+        files: Files that all have the same schema.
         names: The fields, which are encoded one after another in this order. `("",)` reads whole records as a feature
             with an empty name.
+        check: A function that checks the path and the schema of each file with another schema: see `AvroData`.
         **options: See `fastpipe.typing.Options`.
     """
     features = Features({name: _EncodedSpec((), "bytes") for name in names})
-    return Settings(read_avro, _BATCH_SIZE, options).reader(AvroData(files, features))
+    return Settings(read_avro, _BATCH_SIZE, options).reader(AvroData(files, features, check=check))
 
 
 def avro_tables(
-    files: Sequence[str], columns: Sequence[str] | None, *, batch_size: int, **options: Unpack[Options]
+    files: Sequence[File], columns: Sequence[str] | None, *, batch_size: int, **options: Unpack[Options]
 ) -> tuple[pa.Schema, Reader, Iterator[pa.RecordBatch]]:
     """Returns the rows of files as Arrow data that keeps their types.
 
     Args:
-        files: The paths of the files.
+        files: The files.
         columns: Fields of the record, fields of nested records as `a.b`, or partition columns; None for all.
         batch_size: Number of rows per record batch.
         **options: See `fastpipe.typing.Options`.
@@ -153,26 +161,25 @@ def avro_tables(
     """
     import pyarrow as pa
 
-    first = AvroFile(files[0])
+    first = AvroFile._of(files[0])
     fields = first.schema.get("fields") if isinstance(first.schema, dict) else None
     own = ["value"] if fields is None else [field["name"] for field in fields]
-    folders = Partitions(files, own, columns).integers
+    folders = Partitions(list(map(str, files)), own, columns).integers
     wanted = None if columns is None else [name for name in columns if name not in folders]
     chosen = AvroColumns(first.path, first.schema_json, wanted)
-    for path in files[1:]:
-        text = AvroFile(path).schema_json
-        if text == first.schema_json:
-            continue
-        if not AvroColumns(path, text, chosen.names()).decode_as(chosen):
-            reason = f"its columns have other types than those of {files[0]}: convert each file, or pass --columns"
+
+    def check(path: str, schema: str) -> None:
+        if schema != first.schema_json and not AvroColumns(path, schema, chosen.names()).decode_as(chosen):
+            reason = f"its columns have other types than those of {first.path}: convert each file, or pass --columns"
             raise in_file(SchemaError, path, reason)
+
     features: dict[str, Spec] = {name: _EncodedSpec((), "bytes", on_null="mask") for name in chosen.names()}
     for name, whole in folders.items():
         features[name] = DenseSpec((), "int64" if whole else "string", on_null="mask")
     if not features:
         reason = "its records have no fields, so there are no columns to convert: convert it to Avro"
-        raise in_file(UnsupportedError, files[0], reason)
-    data = AvroData(files, Features(features), hive=bool(folders))
+        raise in_file(UnsupportedError, first.path, reason)
+    data = AvroData(files, Features(features), check=check, hive=bool(folders))
     reader = Settings(read_avro, batch_size, options).reader(data)
     kinds = [pa.field(name, pa.int64() if whole else pa.string()) for name, whole in folders.items()]
     schema = pa.schema([*pa.schema(chosen), *kinds])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,26 @@ from fastpipe._files._remote_files import StorageOptions, is_remote, lowered_opt
 from fastpipe.errors import LimitError, in_file
 
 _BLOCK = np.dtype([("offset", np.int64), ("size", np.int64), ("rows", np.int64)])
+
+
+def parse_schema(text: str, path: str) -> Any:
+    """Parses the JSON text of a file's schema.
+
+    Raises:
+        LimitError: If the JSON is nested more deeply than Python's parser supports.
+    """
+    with contextlib.suppress(RecursionError):
+        return json.loads(text)
+    import concurrent.futures  # Imports logging, and is rarely needed.
+
+    # The parser's limit includes the frames of its callers. A new thread has almost no frames.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        try:
+            return thread.submit(json.loads, text).result()
+        except RecursionError:
+            pass
+    reason = "the schema's JSON is nested more deeply than Python's parser supports; schema_json has its text"
+    raise in_file(LimitError, path, reason)
 
 
 class AvroFile:
@@ -54,6 +74,16 @@ class AvroFile:
             file: File = RemoteFile.open(path, options)
         else:
             file = one(path)
+        self._describe(file)
+
+    @classmethod
+    def _of(cls, file: File) -> Self:
+        """Describes a file that was found before, which may be remote."""
+        made = cls.__new__(cls)
+        made._describe(file)
+        return made
+
+    def _describe(self, file: File) -> None:
         self._file = ContainerFile(str(file), elsewhere(file))
         self._blocks: npt.NDArray[Any] | None = None
 
@@ -70,19 +100,7 @@ class AvroFile:
             LimitError: If its defaults or other attributes are nested more deeply than Python's parser supports.
                 `schema_json` returns the text.
         """
-        text = self._file.schema_json
-        with contextlib.suppress(RecursionError):
-            return json.loads(text)
-        import concurrent.futures  # Imports logging, and is rarely needed.
-
-        # The parser's limit includes the frames of its callers. A new thread has almost no frames.
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            try:
-                return thread.submit(json.loads, text).result()
-            except RecursionError:
-                pass
-        reason = "the schema's JSON is nested more deeply than Python's parser supports; schema_json has its text"
-        raise in_file(LimitError, self.path, reason)
+        return parse_schema(self._file.schema_json, self.path)
 
     @property
     def schema_json(self) -> str:

@@ -56,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fastpipe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    indexed = "Avro or TFRecord file, directory (all of these files below it) or glob pattern"
-    source = "Avro, Parquet, Arrow, CSV or TFRecord file, directory or glob pattern"
+    indexed = "Avro or TFRecord file, URL, directory (all of these files below it) or glob pattern"
+    source = "Avro, Parquet, Arrow, CSV or TFRecord file, URL, directory or glob pattern"
 
     inspect = commands.add_parser(
         "inspect", help="show features, size and rows (for Avro, also schema, codec and compression)"

@@ -11,18 +11,21 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from fastpipe._arrow.schema import require_pyarrow, schema_of
+from fastpipe._fastpipe import RemoteFile
 from fastpipe._files._atomic_write import replacing
-from fastpipe._files._paths import expand
-from fastpipe._formats import FORMATS
+from fastpipe._files._in_memory_files import File, opened
+from fastpipe._files._remote_files import expander, is_remote
+from fastpipe._formats import FORMATS, SUFFIXES
 from fastpipe._progress import progress_bar
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import arrow_streams
 from fastpipe._text import clean, plural, size_text
 from fastpipe.avro import AvroFile, write_avro
 from fastpipe.avro._encoded import avro_tables, encoded_records, projection
+from fastpipe.avro._file import parse_schema
 from fastpipe.avro._writing import Codec, copy_records
 from fastpipe.cli._convert_files import even_counts, full_counts, sized, write_files
-from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
+from fastpipe.errors import SchemaError, UnsupportedError, in_file
 from fastpipe.tfrecord import write_tfrecord
 from fastpipe.units._arrow_files import ArrowFileUnits
 from fastpipe.units._files import Files
@@ -47,20 +50,21 @@ class Tables(NamedTuple):
 
 
 def tables_of(
-    origin: str, files: list[str], columns: list[str] | None, order: dict[str, Any], batch_size: int
+    origin: str, files: list[File], columns: list[str] | None, order: dict[str, Any], batch_size: int
 ) -> Tables:
     """Returns the rows of files, in storage order or shuffled.
 
     Args:
         origin: Format of the files: "avro", "parquet", "arrow", "csv", "tsv" or "tfrecord". The types of CSV columns
             and of the features of TFRecord files are inferred.
-        files: Paths of the files.
+        files: The files.
         columns: Columns to read, or None for all. `a.b` selects a field of a record or struct.
         order: Options of a shuffled reader. Empty to keep the storage order.
         batch_size: Rows per batch, if a reader decodes the rows.
 
     Raises:
-        UnsupportedError: If the type of a column can't be preserved. The message names the column.
+        UnsupportedError: If the type of a column can't be preserved (the message names the column), or a Parquet or
+            Arrow file is remote.
         SchemaError: If a column doesn't exist, or the files have different columns.
     """
     require_pyarrow()
@@ -70,6 +74,9 @@ def tables_of(
     if origin in ("csv", "tsv", "tfrecord"):
         read = _FORMATS[origin].read(files, columns=columns, batch_size=batch_size, **order)
         return Tables(schema_of(read.features), read.num_rows, lambda: _Closing(read, read.to_arrow_reader()))
+    if remote := [str(file) for file in files if isinstance(file, RemoteFile)]:
+        reason = "fastpipe convert reads Parquet and Arrow files only from local disks: copy or mount them there"
+        raise in_file(UnsupportedError, remote[0], reason)
     parquet = origin == "parquet"
     kind, storage = ParquetUnits if parquet else ArrowFileUnits, Files(None)
     how: dict[str, Any] = {"hive": True, "parallel": True} if parquet else {}
@@ -211,7 +218,7 @@ _BATCH_SIZE = 16_384
 def add_options(convert: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
     """Adds the options of the command `convert`."""
     convert.add_argument(
-        "source", metavar="IN", help="file, directory or glob pattern of Avro, Parquet, Arrow, CSV or TFRecord files"
+        "source", metavar="IN", help="file, URL, directory or glob of Avro, Parquet, Arrow, CSV or TFRecord files"
     )
     convert.add_argument("target", metavar="OUT", help="file to write, or directory with --files or --rows-per-file")
     convert.add_argument(
@@ -252,6 +259,8 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit code: 0, or 2 for invalid combinations of options.
     """
+    if is_remote(arguments.target):
+        return _usage(f"{arguments.target} is a URL: write to a local disk, and upload the result")
     split = arguments.files is not None or arguments.rows_per_file is not None
     origin = arguments.origin or _origin(arguments.source)
     to = arguments.to or _of_suffix(arguments.target) or (origin if split else None)
@@ -273,7 +282,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _usage(
             f"{arguments.source}: its suffix must be one of {_suffixes(_FORMATS)}; set the format with --from"
         )
-    files = expand(arguments.source, _FORMATS[origin].suffixes)
+    files = opened(arguments.source, _FORMATS[origin].suffixes, expander(None))
     columns = None if arguments.columns is None else [name.strip() for name in arguments.columns.split(",")]
     if columns is not None and len(set(columns)) < len(columns):
         return _usage(f"--columns names a column twice: {arguments.columns}")
@@ -331,15 +340,9 @@ def _of_suffix(path: str) -> str | None:
 
 def _origin(source: str) -> str | None:
     """Detects the format from the suffix of a file or pattern, or from the files in a directory."""
-    if not os.path.isdir(source):
-        return _of_suffix(source)
-    for name, each in _FORMATS.items():
-        try:
-            expand(source, each.suffixes)
-        except FastpipeError:
-            continue
-        return name
-    return None
+    if not os.path.isdir(source) and ((named := _of_suffix(source)) or not is_remote(source)):
+        return named
+    return _of_suffix(str(opened(source, SUFFIXES, expander(None))[0]))
 
 
 class _Conversion(NamedTuple):
@@ -358,26 +361,28 @@ class _Conversion(NamedTuple):
 
 
 def _copying(
-    files: list[str], columns: list[str] | None, order: dict[str, Any], codec: str, block_bytes: int
+    files: list[File], columns: list[str] | None, order: dict[str, Any], codec: str, block_bytes: int
 ) -> _Conversion | None:
     """Copies encoded Avro records or fields to Avro. Returns None if the columns need decoding."""
 
     def wanted(schema: Any) -> Any:
         return schema if columns is None else projection(schema, columns)
 
-    first = AvroFile(files[0])
+    first = AvroFile._of(files[0])
     chosen = wanted(first.schema)
     if chosen is None:
         return None
     names, text = ([""], first.schema_json) if columns is None else (columns, json.dumps(chosen))
-    for path in files[1:]:
-        if wanted(AvroFile(path).schema) != chosen:
+
+    def check(path: str, schema: str) -> None:
+        if wanted(parse_schema(schema, path)) != chosen:
             reason = (
-                f"its schema differs from that of {files[0]}: convert each file, or select common columns (--columns)"
+                f"its schema differs from that of {first.path}: convert each file, or select common columns (--columns)"
             )
             raise in_file(SchemaError, path, reason)
+
     metadata = {key: value for key, value in first.metadata.items() if not key.startswith("avro.")}
-    records = encoded_records(files, names, **order)
+    records = encoded_records(files, names, check=check, **order)
 
     def write(path: str, batches: Iterable[Any], on_progress: Callable[[int], object]) -> int:
         return copy_records(

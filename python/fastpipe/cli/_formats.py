@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fastpipe._files._in_memory_files import opened
+from fastpipe._files._in_memory_files import File, opened
 from fastpipe._files._paths import Paths
-from fastpipe._files._remote_files import expander, is_remote
+from fastpipe._files._remote_files import expander
 from fastpipe._formats import AVRO, RENAME, SUFFIXES, TFRECORD, FileFormat, format_of
-from fastpipe.errors import UnsupportedError, in_file
+from fastpipe.errors import UnsupportedError
 
 
 def found(source: Paths) -> tuple[FileFormat, list[str]]:
@@ -20,25 +20,23 @@ def found(source: Paths) -> tuple[FileFormat, list[str]]:
     return format_of(files, RENAME), [str(file) for file in files]
 
 
-def indexed(source: Paths, *, checksums: bool = False) -> tuple[FileFormat, list[str]]:
+def indexed(source: Paths, *, checksums: bool = False) -> tuple[FileFormat, list[File]]:
     """Returns the format and the files of a source for `fastpipe index`.
 
     Raises:
         UnsupportedError: If `fastpipe index` can't index files of this format, or their indexes have no checksums.
     """
-    format_, files = found(source)
+    files = opened(source, SUFFIXES, expander(None))
+    format_ = format_of(files, RENAME)
     if format_ not in (AVRO, TFRECORD):
         raise UnsupportedError(
             f"fastpipe index supports only Avro and TFRecord files, but {files[0]} is {format_.title}. read_csv "
             "creates its index with index_cache=; other formats need no index",
-            path=files[0],
+            path=str(files[0]),
         )
     if checksums and format_ is not AVRO:
         reason = (
             "--checksums is only for Avro files: each record of a TFRecord file has checksums, which readers verify"
         )
-        raise in_file(UnsupportedError, files[0], reason)
-    if remote := [file for file in files if is_remote(file)]:
-        reason = "fastpipe index reads only local files: the first reader with index_cache= indexes remote files"
-        raise in_file(UnsupportedError, remote[0], reason)
+        raise in_file(UnsupportedError, str(files[0]), reason)
     return format_, files

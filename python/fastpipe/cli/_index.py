@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import fastpipe._text as _text
-from fastpipe._fastpipe import index_file
+from fastpipe._fastpipe import RemoteFile, index_file
+from fastpipe._files._in_memory_files import File, lowered
 from fastpipe._progress import progress_bar
 from fastpipe._text import clean, plural, size_text
 from fastpipe.errors import FastpipeError, StorageError, in_file
 
 # Files that were modified more recently aren't indexed: see rust/fastpipe-files/src/index_cache.rs.
 _SETTLING_SECONDS = 2.0
+
+# Number of remote files that are read at the same time, as in readers.
+_MOST_REMOTE = 16
 
 _STATES = {"before": "was there", "now": "written", "small": "needs none"}
 
@@ -25,7 +31,7 @@ class IndexedFile:
     """The outcome of indexing one file.
 
     Attributes:
-        path: Path of the file.
+        path: Path or URL of the file.
         blocks: Number of blocks. This and all other numbers are 0 if indexing failed.
         rows: Number of rows.
         size: Size of the file in bytes.
@@ -43,7 +49,7 @@ class IndexedFile:
     error: FastpipeError | None = None
 
 
-def build(paths: Sequence[str], directory: str, format_: str = "avro") -> list[IndexedFile]:
+def build(files: Sequence[File], directory: str, format_: str = "avro") -> list[IndexedFile]:
     """Indexes the files that have no index in the directory yet, with a progress bar.
 
     The format is "avro", "avro with checksums" or "tfrecord".
@@ -51,55 +57,83 @@ def build(paths: Sequence[str], directory: str, format_: str = "avro") -> list[I
     If a file was modified within the last two seconds, waits until it is old enough to be indexed.
 
     Returns:
-        The outcome for each file, in the sequence of `paths`.
+        The outcome for each file, in the sequence of `files`.
     """
-    with _bytes_bar(paths) as tell:
-        done = {path: _index(path, directory, format_, tell) for path in dict.fromkeys(paths)}
-    young = [path for path, indexed in done.items() if indexed is None]
+    by_name = {str(file): file for file in files}
+    done = _index_all(by_name.values(), directory, format_)
+    young = [name for name, indexed in done.items() if indexed is None]
     if young:
         time.sleep(_SETTLING_SECONDS + 0.1)
-        with _bytes_bar(young) as tell:
-            done |= {path: _index(path, directory, format_, tell) for path in young}
+        done |= _index_all([by_name[name] for name in young], directory, format_)
     reason = "its index was not saved: the file keeps changing, or its modification time is in the future"
-    failed = {path: IndexedFile(path, error=in_file(StorageError, path, reason)) for path in young}
-    return [done[path] or failed[path] for path in paths]
+    failed = {name: IndexedFile(name, error=in_file(StorageError, name, reason)) for name in young}
+    return [done[name] or failed[name] for name in map(str, files)]
 
 
-def _index(path: str, directory: str, format_: str, tell: Callable[[str, int], None]) -> IndexedFile | None:
+def _index_all(files: Collection[File], directory: str, format_: str) -> dict[str, IndexedFile | None]:
+    """Indexes files: local files one by one, remote files at the same time.
+
+    Returns:
+        The outcome by path or URL; None for a file that was modified too recently.
+    """
+    stopped = threading.Event()
+    threads = _MOST_REMOTE if any(isinstance(file, RemoteFile) for file in files) else 1
+    with _bytes_bar(files) as report, ThreadPoolExecutor(threads, "fastpipe-index") as pool:
+
+        def index(file: File) -> IndexedFile | None:
+            def progress(processed: int) -> None:
+                if stopped.is_set():
+                    raise KeyboardInterrupt
+                report(str(file), processed)
+
+            return _index(file, directory, format_, progress)
+
+        try:
+            return dict(zip(map(str, files), pool.map(index, files), strict=True))
+        finally:
+            # After Ctrl-C, other threads end at once.
+            stopped.set()
+
+
+def _index(file: File, directory: str, format_: str, progress: Callable[[int], None]) -> IndexedFile | None:
     """Indexes one file. Returns None if it was modified too recently."""
+    path = str(file)
     try:
-        found = index_file(path, directory, lambda behind: tell(path, behind), format_)
+        found = index_file(lowered([file], directory), progress, format_)
         blocks, rows, size, index_size, kept = found
     except FastpipeError as error:
         return IndexedFile(path, error=error)
+    progress(size)
     if kept not in _STATES:
         return None
     return IndexedFile(path, blocks, rows, size, index_size, _STATES[kept])
 
 
 @contextlib.contextmanager
-def _bytes_bar(paths: Sequence[str]) -> Iterator[Callable[[str, int], None]]:
+def _bytes_bar(files: Iterable[File]) -> Iterator[Callable[[str, int], None]]:
     """Shows a progress bar over the bytes of all files, if tqdm is installed and stderr is a terminal.
 
-    Yields a function that updates the bar.
+    Yields a function that updates the bar. Several threads may call it.
     """
     total = 0
-    for path in paths:
+    for file in files:
         with contextlib.suppress(OSError):  # Opening it will report the error.
-            total += os.path.getsize(path)
+            total += file.entry[1] if isinstance(file, RemoteFile) else os.path.getsize(str(file))
     try:
         bar = progress_bar(total, unit="byte", leave=False, disable=None)
     except ImportError:  # The progress bar is optional.
-        yield lambda path, behind: None
+        yield lambda path, processed: None
         return
-    behind_before: dict[str, int] = {}
+    before: dict[str, int] = {}
+    lock = threading.Lock()
 
-    def tell(path: str, behind: int) -> None:
-        bar.update(behind - behind_before.get(path, 0))
-        behind_before[path] = behind
+    def report(path: str, processed: int) -> None:
+        with lock:
+            bar.update(processed - before.get(path, 0))
+            before[path] = processed
 
     with bar:
-        yield tell
+        yield report
 
 
 def table(files: Sequence[IndexedFile], width: int) -> str:

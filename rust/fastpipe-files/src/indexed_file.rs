@@ -73,20 +73,11 @@ impl<'f, F: Format> Begun<'f, F> {
     }
 }
 
-/// Opens a file and finds its blocks. Calls `on_progress` every few milliseconds with the number of bytes processed.
+/// Finds the blocks of a file that is already open. Calls `on_progress` every few milliseconds with the number of bytes
+/// processed.
 ///
 /// # Errors
 /// If the file can't be read or is damaged; if its index can't be written to the cache; any error of `on_progress`.
-pub fn open<F: Format, E>(
-    format: &F,
-    path: &Arc<str>,
-    cache: Option<&IndexCache>,
-    on_progress: &mut OnProgress<'_, E>,
-) -> Result<Opened<F>, Halt<E>> {
-    open_file(format, &SourceFile::open(path)?, path, cache, on_progress)
-}
-
-/// Finds the blocks of a file that is already open.
 pub(crate) fn open_file<F: Format, E>(
     format: &F,
     file: &SourceFile,
@@ -111,19 +102,10 @@ pub(crate) fn open_file<F: Format, E>(
     Ok(opened)
 }
 
-/// Opens a damaged file with the blocks before the damage. Returns `None` if the header is damaged.
+/// Finds the blocks before the damage in a file that is already open. Returns `None` if the header is damaged.
 ///
 /// # Errors
-/// If the file can no longer be opened, or memory for its index can't be allocated; any error of `on_progress`.
-pub fn open_front<F: Format, E>(
-    format: &F,
-    path: &Arc<str>,
-    on_progress: &mut OnProgress<'_, E>,
-) -> Result<Option<Opened<F>>, Halt<E>> {
-    open_file_front(format, &SourceFile::open(path)?, path, on_progress)
-}
-
-/// Finds the blocks before the damage in a file that is already open.
+/// If memory for its index can't be allocated; any error of `on_progress`.
 pub(crate) fn open_file_front<F: Format, E>(
     format: &F,
     file: &SourceFile,
@@ -301,6 +283,23 @@ mod tests {
     use super::*;
     use crate::log_record::Level;
     use crate::toy::{HEADER, Toy, file, many, write};
+
+    fn open<F: Format, E>(
+        format: &F,
+        path: &Arc<str>,
+        cache: Option<&IndexCache>,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<Opened<F>, Halt<E>> {
+        open_file(format, &SourceFile::open(path)?, path, cache, on_progress)
+    }
+
+    fn open_front<F: Format, E>(
+        format: &F,
+        path: &Arc<str>,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<Option<Opened<F>>, Halt<E>> {
+        open_file_front(format, &SourceFile::open(path)?, path, on_progress)
+    }
 
     fn never(_: u64) -> Result<(), Infallible> {
         Ok(())

@@ -2,7 +2,7 @@
 //!
 //! [`SourceFile`] reads one file by position. [`Files`] is the set of files of a source while a pass reads it. Before a
 //! file is read, it is opened: its header is read, and its blocks are found by a walk through the file or in an
-//! [`IndexCache`] ([`open`], [`open_all`]). The file's [`Format`] defines the header and how the blocks are found.
+//! [`IndexCache`] ([`open_all`]). The file's [`Format`] defines the header and how the blocks are found.
 //!
 //! The text of compressed files is also read by position: see [`CompressedText`] and [`TextFiles`].
 //!
@@ -30,7 +30,7 @@ pub use compressed::{CompressedText, Compression, Layout, MOST_GAP, Packed, Poin
 pub use file_set::Files;
 pub use format::{Extent, Format};
 pub use index_cache::{IndexCache, Key, Lookup, Stamp};
-pub use indexed_file::{CacheOutcome, Opened, open, open_front};
+pub use indexed_file::{CacheOutcome, Opened};
 pub use indexed_files::{Found, Opening, open_all};
 pub use log_record::{Level, LogRecord};
 pub use neighbors::{REQUEST_BYTES, joined};

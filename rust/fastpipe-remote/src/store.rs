@@ -21,12 +21,6 @@ use crate::errors::converted;
 use crate::hedge::Hedge;
 use crate::runtime::wait;
 
-/// Time for a whole request, unless the option `timeout` says otherwise.
-const TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Time to connect, unless the option `connect_timeout` says otherwise.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// A request is repeated for this long, unless the option `retry_timeout` says otherwise: an outage of half a minute is
 /// only a delay.
 const RETRY_FOR: Duration = Duration::from_secs(90);
@@ -45,6 +39,9 @@ const PUBLIC: [&str; 8] = [
 
 /// Parts of the names of options that decide in which place a bucket is.
 const PLACE: [&str; 4] = ["endpoint", "account_name", "base_url", "region"];
+
+/// Options that name the server of a store.
+const ENDPOINTS: [&str; 2] = ["endpoint", "aws_endpoint_url_s3"];
 
 /// The stores in use, by their base and options. Objects of one bucket share its connections.
 static STORES: Mutex<Option<HashMap<Key, Weak<Store>>>> = Mutex::new(None);
@@ -221,38 +218,36 @@ impl Store {
     }
 
     fn build(&self) -> Result<Arc<dyn ObjectStore>> {
-        let mut client = ClientOptions::new()
-            .with_http1_only()
-            .with_timeout(TIMEOUT)
-            .with_connect_timeout(CONNECT_TIMEOUT)
-            .with_allow_http(self.base.starts_with("http://"));
         let mut retry = RetryConfig {
             backoff: BackoffConfig::default(),
             max_retries: 1000,
             retry_timeout: RETRY_FOR,
         };
-        let mut own = Vec::new();
+        let mut options = Vec::new();
         for (name, value) in &self.options {
-            match (name.as_str(), name.parse::<ClientConfigKey>()) {
-                ("max_retries", _) => retry.max_retries = number(name, value)?,
-                ("retry_timeout", _) => retry.retry_timeout = Duration::from_secs(number(name, value)? as u64),
-                (_, Ok(key)) => client = client.with_config(key, value),
-                (_, Err(_)) => own.push((name.as_str(), value.as_str())),
-            }
-            // The user names a server without encryption on purpose.
-            if name.contains("endpoint") && value.starts_with("http://") {
-                client = client.with_allow_http(true);
+            match name.as_str() {
+                "max_retries" => retry.max_retries = number(name, value)?,
+                "retry_timeout" => retry.retry_timeout = Duration::from_secs(number(name, value)? as u64),
+                name => options.push((name, value.as_str())),
             }
         }
         let failed = |error: object_store::Error| self.error(&error, &self.base);
         macro_rules! store {
             ($builder:expr) => {{
-                let mut builder = $builder.with_url(&self.base);
-                for (name, value) in own {
+                let mut builder = $builder.with_url(&self.base).with_retry(retry);
+                for (name, value) in options {
                     let key = name.parse().map_err(|_| self.unknown(name))?;
                     builder = builder.with_config(key, value);
                 }
-                let builder = builder.with_client_options(client).with_retry(retry);
+                // The user names a server without encryption on purpose.
+                let endpoint = |name: &&str| builder.get_config_value(&name.parse().ok()?);
+                let is_plain = ENDPOINTS
+                    .iter()
+                    .filter_map(endpoint)
+                    .any(|url| url.starts_with("http://"));
+                if is_plain && let Ok(key) = "allow_http".parse() {
+                    builder = builder.with_config(key, "true");
+                }
                 Ok(Arc::new(builder.build().map_err(failed)?))
             }};
         }
@@ -261,8 +256,10 @@ impl Store {
             ObjectStoreScheme::GoogleCloudStorage => store!(GoogleCloudStorageBuilder::from_env()),
             ObjectStoreScheme::MicrosoftAzure => store!(MicrosoftAzureBuilder::from_env()),
             _ => {
-                if let Some((name, _)) = own.first() {
-                    return Err(self.unknown(name));
+                let mut client = ClientOptions::new().with_allow_http(self.base.starts_with("http://"));
+                for (name, value) in options {
+                    let key: ClientConfigKey = name.parse().map_err(|_| self.unknown(name))?;
+                    client = client.with_config(key, value);
                 }
                 let builder = HttpBuilder::new().with_url(&self.base);
                 let builder = builder.with_client_options(client).with_retry(retry);
