@@ -7,8 +7,10 @@ import json
 import os
 import pickle
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,29 @@ def fails_at_7(batch: dict[str, Any]) -> dict[str, Any]:
 
 def exits(batch: dict[str, Any]) -> None:
     os._exit(3)
+
+
+class TwoPartError(Exception):
+    """An error that can be pickled but not restored, since its arguments aren't those of its class."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def fails_in_two_parts(batch: dict[str, Any]) -> None:
+    raise TwoPartError("one", "two")
+
+
+PROGRAM = """
+import os, sys
+import numpy as np
+import fastpipe, mapping, test_map_processes
+
+if __name__ == "__main__":
+    mapped = mapping.reader_of().map(test_map_processes.with_process, seed=1, num_processes=1)
+    print(next(iter(mapped))["process"], flush=True)
+    os._exit(0)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +123,27 @@ def test_a_process_that_ends_is_an_error_and_the_next_pass_has_others() -> None:
         assert again != first
     # Closing the map ends its processes.
     assert wait_until(lambda: not os.path.exists(f"/proc/{again}") or sys.platform != "linux")
+
+
+def test_errors_that_cannot_be_restored_are_named() -> None:
+    with (
+        reader_of().map(fails_in_two_parts, num_processes=1) as mapped,
+        pytest.raises(RuntimeError, match=r"map\(\) raised TwoPartError: one and two"),
+    ):
+        next(iter(mapped))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_processes_end_with_a_program_that_does_not_close_them(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}
+    # The output goes to a file: a process that doesn't end would keep a pipe open.
+    with (tmp_path / "out").open("w+") as out:
+        subprocess.run([sys.executable, path], stdout=out, env=environment, check=True, timeout=60)
+        out.seek(0)
+        process = int(out.read())
+    assert wait_until(lambda: not os.path.exists(f"/proc/{process}"))
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,10 @@ import pytest
 
 import fastpipe
 import wire
+from fastpipe._formats import AVRO
 from fastpipe.avro._salvage import salvage
 from fastpipe.cli import main
+from fastpipe.cli._check import checked
 from test_damage import SCHEMA, Block, Files, encoded, write
 
 
@@ -77,15 +83,71 @@ def test_salvage_copies_the_intact_blocks(some: Files, tmp_path: Path, capsys: p
 
 
 def test_salvage_refuses_what_it_cannot_read(some: Files, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="pass a path other than"):
-        salvage(some.clean, some.clean)
+    link = tmp_path / "link.avro"
+    link.symlink_to(some.clean)
+    before = some.clean.read_bytes()
+    for source, target in [(some.clean, some.clean), (some.clean, link), (link, some.clean)]:
+        with pytest.raises(fastpipe.errors.StorageError, match="salvage writes a new file: pass another path"):
+            salvage(source, target)
+    assert some.clean.read_bytes() == before
+    for target in (tmp_path / "new.avro", some.clean):
+        with pytest.raises(fastpipe.errors.MissingFileError):
+            salvage(tmp_path / "none.avro", target)
     with pytest.raises(fastpipe.errors.MissingFileError):
-        salvage(tmp_path / "none.avro", tmp_path / "new.avro")
+        salvage(some.clean, tmp_path / "none" / "new.avro")
+    for directory in ((some.clean, tmp_path), (tmp_path, tmp_path / "new.avro")):
+        with pytest.raises(fastpipe.errors.StorageError):
+            salvage(*directory)
     header = some.clean.read_bytes()[:20]
     (tmp_path / "cut.avro").write_bytes(header)
     with pytest.raises(fastpipe.FastpipeError):
         salvage(tmp_path / "cut.avro", tmp_path / "new.avro")
     assert not (tmp_path / "new.avro").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no sizes of files")
+def test_salvage_reports_a_failed_write(some: Files, tmp_path: Path) -> None:
+    """A file that exceeds the limit of its size fails like a file on a full disk."""
+    import resource
+
+    new, before = tmp_path / "new.avro", resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(fastpipe.errors.StorageError) as error:
+            salvage(some.damaged, new)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (error.value.path, error.value.errno) == (str(new), errno.EFBIG)
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
+def test_pipes_are_refused(some: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No pipe has a writer, so opening one for reading would wait forever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for arguments in (["check", pipe], ["salvage", pipe, tmp_path / "new.avro"]):
+        assert main(list(map(str, arguments))) == 1
+        outputs = "".join(capsys.readouterr())
+        assert f"expected a file, found a pipe or device (file {pipe})" in outputs
+    with pytest.raises(fastpipe.errors.StorageError, match="isn't a regular file"):
+        salvage(some.clean, pipe)
+
+
+@pytest.mark.parametrize("kind", [fastpipe.errors.OutOfMemoryError, MemoryError])
+def test_lack_of_memory_is_not_damage(
+    kind: type[MemoryError], some: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhausted(*arguments: Any) -> None:
+        raise kind("no more memory")
+
+    with pytest.raises(kind, match="no more memory"):
+        checked(str(some.clean), AVRO, exhausted)
+    monkeypatch.setattr("fastpipe.cli._check.salvage", exhausted)
+    assert main(["salvage", str(some.clean), "new.avro"]) == 1
+    assert capsys.readouterr() == ("", "fastpipe: no more memory\n")
 
 
 @pytest.mark.parametrize("seed", range(40))

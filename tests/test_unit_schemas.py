@@ -10,7 +10,7 @@ import fastpipe
 
 pa = pytest.importorskip("pyarrow")
 
-from fastpipe.units._schemas import common_schema, with_nulls, without_nulls  # noqa: E402
+from fastpipe.units._schemas import CommonSchema, with_nulls, without_nulls  # noqa: E402
 
 
 def item(nullable: bool, kind: Any = None, name: str = "item") -> Any:
@@ -41,6 +41,13 @@ KINDS: dict[str, Any] = {
     "time": lambda nullable: pa.timestamp("ms", "UTC"),
 }
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def common_schema(paths: list[str], schemas: list[Any]) -> Any:
+    """Returns the common schema of files with the same columns."""
+    common = CommonSchema(paths, schemas)
+    common.check(None)
+    return common.schema
 
 
 def exactly(one: Any, other: Any) -> bool:
@@ -96,4 +103,26 @@ def test_other_types_are_refused(one: Any, other: Any) -> None:
         with pytest.raises(
             fastpipe.errors.SchemaError, match=r"a has a column 'x' of type .*, but b has a column 'x' of type"
         ):
-            common_schema(["a", "b"], schemas)
+            CommonSchema(["a", "b"], schemas).check(None)
+
+
+def test_only_requested_columns_must_be_the_same() -> None:
+    first, other = pa.struct({"y": pa.int32()}), pa.struct({"y": pa.int64()})
+    schemas = [
+        pa.schema({"same": pa.int32(), "s": first, "a.b": pa.int32(), "first": pa.int32()}),
+        pa.schema({"same": pa.int32(), "s": other, "a.b": pa.int32(), "a": pa.int32()}),
+        pa.schema({"same": pa.int32(), "s": other, "a.b": pa.int32(), "last": pa.int32()}),
+    ]
+    common = CommonSchema(["a", "b", "c"], schemas)
+    assert common.schema.names == ["same", "a.b"]
+    # A column that doesn't exist in any file is refused where features are compared with the schema.
+    common.check(["same", "a.b", "none"])
+    for path, name, file in [
+        *(("s", "s", "b"), ("s.y", "s", "b"), ("first", "first", "b")),
+        *(("a", "a", "b"), ("a.x", "a", "b"), ("last", "last", "c")),
+    ]:
+        with pytest.raises(fastpipe.errors.SchemaError, match=r"columns=\['same', 'a\.b'\] reads all files") as error:
+            common.check(["same", path])
+        assert (error.value.feature, error.value.path) == (name, file)
+    with pytest.raises(fastpipe.errors.SchemaError, match="'s'"):
+        common.check(None)

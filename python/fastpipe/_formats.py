@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Unpack
@@ -127,6 +129,9 @@ def _format_of(file: File, advice: str) -> FileFormat:
         if by_name:
             return by_name[0]
         try:
+            if not stat.S_ISREG(os.stat(file).st_mode):
+                # Opening a pipe would wait for a writer. The reader refuses it.
+                return AVRO
             with open(file, "rb") as opened_file:
                 start, signs = opened_file.read(_FIRST_BYTES), "its name or its first bytes"
         except OSError:

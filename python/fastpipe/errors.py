@@ -294,10 +294,10 @@ class RowsLeftOutWarning(UserWarning):
 
 
 class ColumnsLeftOutWarning(UserWarning):
-    """Columns are left out because their types are not supported, or because the first file with rows lacks them.
+    """Columns are left out because their types are not supported, or because the first file lacks them.
 
-    A reader warns once for each of the two reasons, when it is created. The message names the columns and the options
-    that read them. `warnings.filterwarnings("ignore", category=fastpipe.errors.ColumnsLeftOutWarning)` silences the
+    A reader warns once for each of the two reasons, when it is created. The message names the columns and says how to
+    read them. `warnings.filterwarnings("ignore", category=fastpipe.errors.ColumnsLeftOutWarning)` silences the
     warning. For unsupported types, `on_unsupported="ignore"` also silences it, and `on_unsupported="error"` turns it
     into an error.
     """

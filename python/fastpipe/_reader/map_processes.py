@@ -50,7 +50,7 @@ class MapProcesses:
         """
         pool = self._started()
         try:
-            return pool.submit(self._function, batch, place, rank).result()
+            return pool.submit(_called, self._function, batch, place, rank).result()
         except BrokenProcessPool as error:
             self.close()
             raise FastpipeError(
@@ -63,7 +63,7 @@ class MapProcesses:
             # A forked child has none of its parent's processes.
             if self._pool is None or self._owner != os.getpid():
                 context = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(self.number, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+                self._pool = ProcessPoolExecutor(self.number, context, _prepare)
                 self._owner = os.getpid()
                 weakref.finalize(self, _end, self._pool, self._owner).atexit = False
             return self._pool
@@ -74,6 +74,33 @@ class MapProcesses:
             pool, self._pool = self._pool, None
         if pool is not None:
             _end(pool, self._owner)
+
+
+def _prepare() -> None:
+    """Prepares a process of a pool, which ends with the program even if the program is killed."""
+    # The program handles Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_program, name="fastpipe-parent", daemon=True).start()
+
+
+def _end_with_program() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _called(function: MapFunction, batch: Any, place: BatchPlace, rank: int) -> Any:
+    """Returns the function's result, in a process of a pool."""
+    try:
+        return function(batch, place, rank)
+    except BaseException as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            # The pool would end, and the program wouldn't see the error.
+            raise RuntimeError(f"the function of map() raised {type(error).__name__}: {error}") from error
+        raise
 
 
 def _end(pool: ProcessPoolExecutor, owner: int) -> None:

@@ -6,17 +6,19 @@ can be decoded. So damage to values, headers of blocks or sync markers costs onl
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from fastpipe._files._atomic_write import replacing
+from fastpipe._files._atomic_write import replacing, storage_error
 from fastpipe._local_path import local
 from fastpipe._reader.losses import Skip
 from fastpipe.avro._file import AvroFile
 from fastpipe.avro._reading import read_avro
-from fastpipe.errors import MalformedFileError, in_file
+from fastpipe.errors import FastpipeError, MalformedFileError, OutOfMemoryError, StorageError, in_file
 
 _MARKER = 16
 _ANY = Skip(max_units=2**31 - 1, max_fraction=1.0)
@@ -37,7 +39,7 @@ class Block(NamedTuple):
 
 
 class Salvaged(NamedTuple):
-    """What was copied.
+    """The result of a copy.
 
     Attributes:
         blocks: Number of blocks.
@@ -56,19 +58,20 @@ def salvage(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> S
     Raises:
         MalformedFileError: If the header of the file is damaged.
         StorageError: If a file can't be read or written, or they are the same.
+        OutOfMemoryError: If the file doesn't fit into the address space, or its records don't fit into memory.
     """
     path, new = local(source), local(target, "target must be a path")
-    if os.path.exists(new) and os.path.samefile(path, new):
-        raise ValueError(f"salvage writes a new file: pass a path other than {path!r}")
     marker = AvroFile(path).sync_marker
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    if os.path.exists(new) and os.path.samefile(path, new):
+        raise in_file(StorageError, path, "salvage writes a new file: pass another path for it")
+    with _storage_errors(path), open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         begin = data.find(marker) + _MARKER
         if begin < _MARKER:
             raise in_file(MalformedFileError, path, "the header has no sync marker")
         found = list(_blocks(data, begin, marker))
         blocks = [each for each in found if isinstance(each, Block)]
         lost = [each for each in found if not isinstance(each, Block)]
-        with replacing(new) as temporary:
+        with replacing(new) as temporary, _storage_errors(new):
             _write(temporary, data, begin, blocks, marker)
             damaged = _undecodable(temporary)
             sound = [block for number, block in enumerate(blocks) if number not in damaged]
@@ -78,8 +81,22 @@ def salvage(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> S
     return Salvaged(len(sound), sum(block.rows for block in sound), sorted(lost))
 
 
+@contextmanager
+def _storage_errors(path: str) -> Iterator[None]:
+    """Converts errors of the operating system to errors that name a file."""
+    try:
+        yield
+    except FastpipeError:
+        raise
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            reason = "out of memory: the address space is too small for the file"
+            raise in_file(OutOfMemoryError, path, reason) from error
+        raise storage_error(error, path) from error
+
+
 def _blocks(data: mmap.mmap, begin: int, marker: bytes) -> Iterator[Block | tuple[int, int, str]]:
-    """Yields the blocks between sync markers, and the ranges in which there are none."""
+    """Yields the blocks between sync markers, and the ranges without blocks."""
     at, size = begin, len(data)
     while at < size:
         end = data.find(marker, at)
@@ -119,10 +136,12 @@ def _long(data: mmap.mmap, at: int, last: int) -> tuple[int, int]:
 
 
 def _write(path: str, data: mmap.mmap, begin: int, blocks: list[Block], marker: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data[:begin])
+    with open(path, "wb") as file, memoryview(data) as view:
+        file.write(view[:begin])
         for block in blocks:
-            file.write(data[block.start : block.end])
+            # A block may be too large for a copy in memory.
+            with view[block.start : block.end] as stored:
+                file.write(stored)
             file.write(marker)
         file.flush()
         os.fsync(file.fileno())

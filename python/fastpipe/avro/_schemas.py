@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fastpipe._arguments import flag, shown
+from fastpipe._files._later_columns import report_later_columns
 from fastpipe._omissions import report
 from fastpipe._text import clean, plural
 from fastpipe.errors import ColumnsLeftOutWarning, StorageError, UnsupportedError, in_file
@@ -117,21 +118,10 @@ def tell_later(later: Sequence[tuple[str, str, int]], mergeable: bool) -> None:
         later: For each column, its name, the first file that has it, and the number of files that have it.
         mergeable: Whether `reader_schema="union"` can read the files.
     """
-    if not later:
-        return
-    named = [
-        f"{name!r} (file {path}{f' and {files - 1} more' if files > 1 else ''})" for name, path, files in later[:_SHOWN]
-    ]
-    more = f"; and {len(later) - _SHOWN} more" if len(later) > _SHOWN else ""
-    what = "1 column is" if len(later) == 1 else f"{len(later)} columns are"
     hint = 'reader_schema="union" reads them, with null in files that lack them'
     if not mergeable:
         hint = "the files' schemas can't be merged: pass reader_schema= a schema that contains these columns"
-    text = (
-        f"{what} left out because the first file with rows lacks them: {'; '.join(named)}{more}; {hint}; "
-        "columns= with the names of the other columns avoids this warning"
-    )
-    report(text, ColumnsLeftOutWarning)
+    report_later_columns(later, hint, "the first file with rows")
 
 
 PRIMITIVES = {

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # For example, `| head`. Without this, Python prints another error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (FastpipeError, ImportError, OSError) as error:
+    except (FastpipeError, ImportError, MemoryError, OSError) as error:
         _complain(error)
         return 1
     except KeyboardInterrupt:

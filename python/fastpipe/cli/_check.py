@@ -14,7 +14,7 @@ from fastpipe._reader.losses import Loss, Skip
 from fastpipe._text import clean, plural
 from fastpipe.avro._salvage import salvage
 from fastpipe.cli._formats import found
-from fastpipe.errors import FastpipeError, UnsupportedError, in_file
+from fastpipe.errors import FastpipeError, OutOfMemoryError, UnsupportedError, in_file
 
 _ANY = Skip(max_units=2**31 - 1, max_fraction=1.0)
 # Rows of a batch. The memory of a batch stays small if rows are large.
@@ -94,6 +94,9 @@ def checked(path: str, format_: FileFormat, tell: Callable[[int], object], cache
                     tell(rows)
             finally:
                 result.losses = reader.losses
+    except OutOfMemoryError:
+        # The file may be intact.
+        raise
     except FastpipeError as error:
         result.error = f"{type(error).__name__}: {error}"
     return result

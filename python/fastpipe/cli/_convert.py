@@ -25,7 +25,8 @@ from fastpipe.avro._encoded import avro_tables, encoded_records, projection
 from fastpipe.avro._file import parse_schema
 from fastpipe.avro._writing import Codec, copy_records
 from fastpipe.cli._convert_files import even_counts, full_counts, sized, write_files
-from fastpipe.errors import SchemaError, UnsupportedError, in_file
+from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
+from fastpipe.specs._requests import FeatureRequest
 from fastpipe.tfrecord import write_tfrecord
 from fastpipe.units._arrow_files import ArrowFileUnits
 from fastpipe.units._files import Files
@@ -81,6 +82,7 @@ def tables_of(
     kind, storage = ParquetUnits if parquet else ArrowFileUnits, Files(None)
     how: dict[str, Any] = {"hive": True, "parallel": True} if parquet else {}
     units: Any = kind(storage, storage.find(files, kind.suffixes), **how)
+    units.check(FeatureRequest(None, columns))
     whole: pa.Schema = units.schema
     names = whole.names if columns is None else columns
     schema = _chosen(whole, names)

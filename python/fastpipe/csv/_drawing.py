@@ -228,6 +228,7 @@ class Asked:
         """
         if self.columns is not None:
             return data, self.columns
+        data.report_later_columns()
         missing = [name for name in self.overrides if name not in data.features]
         if missing:
             raise SchemaError(f"overrides: there is no column {missing[0]!r}", feature=missing[0])

@@ -14,6 +14,7 @@ from fastpipe._fastpipe import CsvDataset
 from fastpipe._files._file_data import ChunkedData
 from fastpipe._files._in_memory_files import File, Source, lowered, opened
 from fastpipe._files._index_cache import IndexCache
+from fastpipe._files._later_columns import report_later_columns
 from fastpipe._files._remote_files import BlockCache, StorageOptions, expander
 from fastpipe._locations import CsvLocation
 from fastpipe._omissions import is_large, report, share
@@ -218,6 +219,11 @@ class CsvData(ChunkedData):
         data._asked = data.features = _inferred(data.handle)
         return data
 
+    def report_later_columns(self) -> None:
+        """Reports columns that inference leaves out because the first file lacks them."""
+        hint = "read the files that have them with another reader, or write all files with the same columns"
+        report_later_columns(self.handle.later_columns(), hint)
+
     def report_skipped(self) -> None:
         """Reports rows that `on_ragged="skip"` leaves out."""
         report_ragged(self.handle.skipped_rows(), self.handle.num_rows)
@@ -315,7 +321,8 @@ def read_csv(
             `https://`), or a list of these. A directory stands for all `*.csv`, `*.csv.gz` and `*.csv.zst` files below
             it, or, if there are none, for the corresponding `*.tsv` files. Directories and globs skip names that begin
             with `_` or `.`, and also empty files, with a warning. Files may have different column orders and additional
-            columns.
+            columns. Columns that the first file lacks are left out, and one `ColumnsLeftOutWarning` names them, unless
+            `columns` or `features` selects what is read.
         features: The spec of each feature to read, by name: `DenseSpec((), dtype)` of any number, bool, datetime64,
             "string" or "bytes"; `VocabularySpec` or `HashSpec` to read text as indices. A spec's `field` names the
             column, if it differs from the feature's name.
@@ -380,6 +387,8 @@ def read_csv(
     dialect = Dialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
     files = opened(source, SUFFIXES, expander(storage_options, block_cache))
     data = CsvData(files, dialect, request.features, request.columns, index_cache)
+    if request.features is None and request.columns is None:
+        data.report_later_columns()
     if request.overrides:
         data = data.with_features(request.changed(data.features))
     data.report_skipped()

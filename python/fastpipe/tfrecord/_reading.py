@@ -45,6 +45,8 @@ class TFRecordData(ChunkedData):
         columns: The names of the inferred features to read; None for all.
         index_cache: The directory of record indexes, True for the user's cache directory, or None for no cache.
         lists: The names of the lookups that read any number of keys per record; None to find them in the data.
+        all_names: The names of all features of the records, to raise an error for a record with another feature.
+            None to ignore other features, unless all features are inferred.
     """
 
     handle: TfRecordDataset
@@ -58,10 +60,11 @@ class TFRecordData(ChunkedData):
         columns: Sequence[str] | None = None,
         index_cache: IndexCache = None,
         lists: list[str] | None = None,
+        all_names: list[str] | None = None,
     ) -> None:
         chosen = None if columns is None else list(columns)
         wanted = chosen if features is None else features._lower()
-        self.handle = TfRecordDataset(lowered(files, index_cache), wanted, lists)
+        self.handle = TfRecordDataset(lowered(files, index_cache), wanted, lists, all_names)
         self._set_files(files, index_cache)
         self._set_features(inferred(self.handle.features()) if features is None else features)
 
@@ -79,7 +82,7 @@ class TFRecordData(ChunkedData):
     def subset(self, numbers: Iterable[int]) -> TFRecordData:
         """Returns a dataset with the same features and only some of the files."""
         files = [self._given[number] for number in numbers]
-        return TFRecordData(files, self._asked, None, self._index_cache, self._lists)
+        return TFRecordData(files, self._asked, None, self._index_cache, self._lists, self.handle.all())
 
     def place(self, unit: int, record: int) -> TFRecordLocation:
         """Returns the file and the index of a record."""
@@ -87,7 +90,7 @@ class TFRecordData(ChunkedData):
         return TFRecordLocation(file=file, row=row)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TFRecordData, (self._given, self._asked, None, self._index_cache, self._lists)
+        return TFRecordData, (self._given, self._asked, None, self._index_cache, self._lists, self.handle.all())
 
 
 @takes_options()
@@ -153,7 +156,8 @@ def read_tfrecord(
         MalformedFileError: If a file is truncated, or the checksum of a record doesn't match, or a record is no
             `tf.train.Example`, or text isn't UTF-8. The error has the byte offset.
         SchemaError: If no record has a feature, a spec doesn't fit a list, a list has another type than its spec, or
-            `overrides` names a feature that isn't inferred.
+            `overrides` names a feature that isn't inferred. While reading, if all features are inferred, and a record
+            has a feature that no sampled record has.
         ShapeError: While reading, if a list has another number of values than its shape.
         ValueRangeError: While reading, if a number doesn't fit its dtype, or a key isn't in the vocabulary.
         NullValueError: While reading, if a record lacks a feature and its spec has `on_null="error"`.

@@ -19,7 +19,7 @@ from fastpipe.errors import MalformedFileError, UnsupportedError, in_file
 from fastpipe.specs import Spec
 from fastpipe.specs._requests import FeatureRequest
 from fastpipe.units._files import File, Files, FileUnits, read_files, storage_errors
-from fastpipe.units._schemas import common_schema
+from fastpipe.units._schemas import CommonSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,9 +174,9 @@ class ArrowFileUnits(FileUnits):
         ]
         self.rows = [self._opened[number].rows[i] for number, i in self._batches]
         self.unit_files = [number for number, _ in self._batches]
-        common = common_schema(self.files, [opened.schema for opened in self._opened])
+        self._common = CommonSchema(self.files, [opened.schema for opened in self._opened])
         certain = set.intersection(*(opened.certain for opened in self._opened))
-        self._choose(common, certain)
+        self._choose(self._common.schema, certain)
 
     def _open(self, file: File, *, look: bool) -> _Opened:
         """Opens a file and its record batches: with `look`, they are scanned for nulls, otherwise only counted."""
@@ -379,8 +379,8 @@ def read_arrow(
         MissingFileError: If a file does not exist, a glob matches nothing, or a directory contains no such file.
         MalformedFileError: If a file is damaged or isn't an Arrow file.
         StorageError: If a file can't be read, or changed after the reader was created.
-        SchemaError: If files have different columns, a column does not exist, a spec doesn't fit its type, or
-            `overrides` names a column that isn't read.
+        SchemaError: If a requested column isn't the same in all files or does not exist, a spec doesn't fit its type,
+            or `overrides` names a column that isn't read.
         UnsupportedError: If a file is a stream or an old Feather file, the type of a requested column is not supported,
             or a URL has no `filesystem`.
         TypeError: If an argument has the wrong type.

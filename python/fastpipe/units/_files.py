@@ -32,7 +32,7 @@ from fastpipe._reader.state import VERSION
 from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError, in_file
 from fastpipe.specs._requests import FeatureRequest
 from fastpipe.units._data import UnitsData, fetches, reader_of, threads_of
-from fastpipe.units._schemas import chosen_columns, with_certain
+from fastpipe.units._schemas import CommonSchema, chosen_columns, with_certain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -406,8 +406,8 @@ def storage_errors(path: str, unit: str | None = None) -> Iterator[None]:
 class FileUnits:
     """The base of sources whose units are parts of columnar files (see `Units`).
 
-    The class of a format adds `rows`, `unit_files`, `name`, `fingerprint` and `read`, and calls `_choose` when it knows
-    the schema.
+    The class of a format adds `rows`, `unit_files`, `name`, `fingerprint` and `read`, sets `_common`, and calls
+    `_choose` when it knows the schema.
 
     Args:
         files: The file system.
@@ -427,6 +427,8 @@ class FileUnits:
     unit_files: list[int]
     """The index of each unit's file."""
 
+    _common: CommonSchema
+
     def __init__(self, files: Files, found: list[File], columns: list[str] | None = None) -> None:
         self._storage, self._found, self._columns = files, found, columns
         self.files = [file.path for file in found]
@@ -441,6 +443,17 @@ class FileUnits:
         self._certain_columns = certain
         self.schema = whole if self._columns is None else chosen_columns(whole, self._columns)
         self.inferred_schema = with_certain(self.schema, certain)
+
+    def check(self, request: FeatureRequest) -> None:
+        """Checks that all requested columns are the same in all files.
+
+        Raises:
+            SchemaError: If a column differs.
+        """
+        wanted = request.columns
+        if request.features is not None:
+            wanted = [spec.field or name for name, spec in request.features.items()]
+        self._common.check(wanted)
 
     def _how(self) -> dict[str, Any]:
         """Returns the arguments that only the format's class has."""
@@ -551,4 +564,5 @@ def read_files(
     at_once = fetches(num_fetches, threads_of(settings) if files.is_local else REMOTE_FETCHES)
     files.requests = Requests(at_once)
     units = kind(files, files.find(source, kind.suffixes), **how)
+    units.check(request)
     return reader_of(settings, units, request, at_once, FilesData)

@@ -20,7 +20,7 @@ from fastpipe.specs._requests import FeatureRequest
 from fastpipe.units._data import threads_of
 from fastpipe.units._files import File, Files, FileUnits, Positioned, read_files, storage_errors
 from fastpipe.units._parquet_statistics import Statistics, bounds_of, folder_statistics, stored_statistics
-from fastpipe.units._schemas import common_schema
+from fastpipe.units._schemas import CommonSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -171,10 +171,11 @@ class ParquetUnits(FileUnits):
             return metadata, metadata.schema.to_arrow_schema(), rows
 
     def _whole_schema(self, values: dict[str, pa.DataType]) -> pa.Schema:
-        """Returns the common schema of all files, followed by the partition columns."""
+        """Returns the schema of the columns that are the same in all files, followed by the partition columns."""
         import pyarrow as pa
 
-        first = common_schema([file.path for file in self._found], self._schemas)
+        self._common = CommonSchema(self.files, self._schemas)
+        first = self._common.schema
         fields = list(first)
         for name, kind in values.items():
             some = any(partition.get(name) is None for partition in self._partitions)
@@ -466,8 +467,8 @@ def read_parquet(
         MissingFileError: If a file does not exist, a glob matches nothing, or a directory contains no such file.
         MalformedFileError: If a file is damaged or isn't a Parquet file.
         StorageError: If a file can't be read, or changed after the reader was created.
-        SchemaError: If files have different columns, a column does not exist, a spec doesn't fit its type, or
-            `overrides` names a column that isn't read.
+        SchemaError: If a requested column isn't the same in all files or does not exist, a spec doesn't fit its type,
+            or `overrides` names a column that isn't read.
         UnsupportedError: If the type of a requested column is not supported, or a URL has no `filesystem`.
         TypeError: If an argument has the wrong type.
         ValueError: If arguments are out of range or exclude each other.

@@ -1,9 +1,9 @@
-"""Merges the schemas of several files, which must have the same columns."""
+"""Merges the schemas of several files. Only columns that are the same in all files can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastpipe.errors import MalformedFileError, SchemaError, UnsupportedError, in_file
 
@@ -75,19 +75,91 @@ def _kind(kind: pa.DataType, nullable: bool) -> pa.DataType:
     return kind if make is None else make(_nullable(kind.value_field, nullable))
 
 
-def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
-    """Returns the common schema of files. A column that is nullable in one file is nullable in the result.
+# The maximum number of columns that a message lists.
+_SHOWN = 10
 
-    Metadata is kept if all files have the same metadata.
+
+class _Difference(NamedTuple):
+    """A column that differs between the first file and another file.
+
+    Attributes:
+        first: Its type in the first file; None if the file lacks it.
+        path: The other file.
+        other: Its type in the other file; None if the file lacks it.
+    """
+
+    first: pa.DataType | None
+    path: str
+    other: pa.DataType | None
+
+
+class CommonSchema:
+    """The schema of the columns that are the same in all files.
+
+    A column that is nullable in one file is nullable in this schema. Metadata is kept if all files have the same
+    metadata.
+
+    Args:
+        paths: The paths of the files.
+        schemas: The schema of each file.
+
+    Attributes:
+        schema: The schema.
 
     Raises:
-        SchemaError: If files have different columns. The message names a column and two files.
+        SchemaError: If several columns of a file have the same name.
         MalformedFileError: If a name isn't valid UTF-8.
         UnsupportedError: If a file has no columns, or a column whose name Arrow can't pass on.
     """
+
+    def __init__(self, paths: Sequence[str], schemas: Sequence[pa.Schema]) -> None:
+        self._first = paths[0]
+        self.schema, self._differences = _merged(paths, schemas)
+
+    def check(self, wanted: Iterable[str] | None) -> None:
+        """Checks that columns are the same in all files.
+
+        Args:
+            wanted: The names of columns, or paths of fields within them; None for all columns of all files.
+
+        Raises:
+            SchemaError: If a column differs. The message names the column, two files, and the columns that are the
+                same.
+        """
+        if not self._differences:
+            return
+        if wanted is None:
+            raise self._error(next(iter(self._differences)))
+        for path in wanted:
+            name = next((name for name in _outer(path) if name in self._differences), None)
+            if name is not None and self.schema.get_field_index(path) < 0:
+                raise self._error(name)
+
+    def _error(self, name: str) -> SchemaError:
+        first, path, other = self._differences[name]
+        hint = "read the files separately, or write them with the same columns"
+        if same := self.schema.names:
+            more = f", and so do {len(same) - _SHOWN} more columns" if len(same) > _SHOWN else ""
+            hint = f"columns={same[:_SHOWN]} reads all files{more}; otherwise, {hint}"
+        reason = (
+            f"files must have the same columns: {self._first} has {_told(name, first)}, but {path} has "
+            f"{_told(name, other)}: {hint}"
+        )
+        return in_file(SchemaError, path, reason, feature=name)
+
+
+def _outer(path: str) -> Iterable[str]:
+    """Yields the names of the columns that a path may refer to, since names may contain dots."""
+    parts = path.split(".")
+    return (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+
+
+def _merged(paths: Sequence[str], schemas: Sequence[pa.Schema]) -> tuple[pa.Schema, dict[str, _Difference]]:
     import pyarrow as pa
 
-    common = schemas[0]
+    common, differences = schemas[0], dict[str, _Difference]()
+    # Many files share few schemas. Each schema is compared once.
+    compared: set[bytes] = set()
     for path, schema in zip(paths, schemas, strict=True):
         if len(schema) == 0:
             raise in_file(UnsupportedError, path, "the file has no columns")
@@ -95,13 +167,21 @@ def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
         if len(set(schema.names)) < len(schema):
             name = next(name for name in schema.names if schema.names.count(name) > 1)
             raise in_file(SchemaError, path, f"several columns are called {name!r}", feature=name)
-        if schema.equals(common, check_metadata=True):
+        if schema.equals(common, check_metadata=True) or (key := schema.serialize().to_pybytes()) in compared:
             continue
-        _check_same(paths[0], common, path, schema)
-        fields = [field if schema.field(field.name).equals(field) else with_nulls(field) for field in common]
+        compared.add(key)
+        mine, other = ({field.name: without_nulls(field).type for field in each} for each in (common, schema))
+        for name in [*mine, *other]:
+            if mine.get(name) != other.get(name):
+                differences.setdefault(name, _Difference(mine.get(name), path, other.get(name)))
+        fields = [
+            field if schema.field(field.name).equals(field) else with_nulls(field)
+            for field in common
+            if field.name not in differences
+        ]
         same = schema.metadata == common.metadata
         common = pa.schema(fields, metadata=common.metadata if same else None)
-    return common
+    return common, differences
 
 
 def _check_names(path: str, fields: Iterable[pa.Field]) -> None:
@@ -119,18 +199,6 @@ def _check_names(path: str, fields: Iterable[pa.Field]) -> None:
             raise in_file(UnsupportedError, path, reason)
         kind = field.type
         _check_names(path, [kind.field(i) for i in range(kind.num_fields)])
-
-
-def _check_same(first_path: str, first: pa.Schema, path: str, schema: pa.Schema) -> None:
-    mine, other = ({field.name: without_nulls(field).type for field in each} for each in (first, schema))
-    for name in [*mine, *other]:
-        one, another = mine.get(name), other.get(name)
-        if one != another:
-            reason = (
-                f"files must have the same columns: {first_path} has {_told(name, one)}, but {path} has "
-                f"{_told(name, another)}: read the files separately, or write them with the same columns"
-            )
-            raise in_file(SchemaError, path, reason, feature=name)
 
 
 def _told(name: str, kind: pa.DataType | None) -> str:

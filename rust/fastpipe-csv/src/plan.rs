@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{
     ColumnSpec, DType, Error, ErrorKind, Feature, Form, Leaf, Lookup, Nulls, PartIds, Request, Result, Scalar,
-    TextParts, ValueParts, nearest,
+    TextParts, ValueParts, nearest, shown_path,
 };
 
 use crate::header::Header;
@@ -144,11 +144,11 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Creates the plan for files with this header.
+    /// Creates the plan for files with this header. `first` is the path of the first file, if it has all columns.
     ///
     /// # Errors
     /// [`ErrorKind::Schema`] if a column doesn't exist or exists twice.
-    pub(crate) fn new(layout: &Layout, header: &Header) -> Result<Program> {
+    pub(crate) fn new(layout: &Layout, header: &Header, first: Option<&str>) -> Result<Program> {
         let mut by_field: HashMap<&str, Vec<&Target>> = HashMap::new();
         for (field, target) in layout.fields.iter().zip(&layout.targets) {
             by_field.entry(field).or_default().push(target);
@@ -165,7 +165,7 @@ impl Program {
             let reason = match found.get(field.as_str()) {
                 Some(1) => continue,
                 Some(count) => format!("{count} columns are called {field:?}: pass other names with header=[...]"),
-                None => missing(field, header),
+                None => missing(field, header, first),
             };
             return Err(Error::new(ErrorKind::Schema, reason).at_feature(&spec.name));
         }
@@ -177,14 +177,22 @@ impl Program {
     }
 }
 
-fn missing(field: &str, header: &Header) -> String {
+fn missing(field: &str, header: &Header, first: Option<&str>) -> String {
     let names = header.names.iter().map(|name| &**name);
     let near = nearest(field, names.clone()).map(|name| format!("; did you mean {name:?}?"));
     let all: Vec<String> = names.take(20).map(|name| format!("{name:?}")).collect();
     let more = if header.names.len() > 20 { ", ..." } else { "" };
+    let hint = first.map(|first| {
+        format!(
+            "; {} has this column, and files must have each column that is read: columns= with the names of other columns \
+             reads all files",
+            shown_path(first)
+        )
+    });
     format!(
-        "the file has no column {field:?}{}: it has {}{more}",
+        "the file has no column {field:?}{}: it has {}{more}{}",
         near.unwrap_or_default(),
-        all.join(", ")
+        all.join(", "),
+        hint.unwrap_or_default()
     )
 }

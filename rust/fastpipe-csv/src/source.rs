@@ -64,7 +64,9 @@ impl CsvSource {
             let program = match known {
                 Some(program) => program.clone(),
                 None => {
-                    let program = Program::new(&source.reading.layout, &file.header);
+                    let first = files.first().filter(|_| !programs.is_empty());
+                    let first = first.map(|first| &*first.path);
+                    let program = Program::new(&source.reading.layout, &file.header, first);
                     let program = Arc::new(program.map_err(|e| e.at_path(&file.path))?);
                     programs.push(program.clone());
                     program

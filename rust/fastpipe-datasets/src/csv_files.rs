@@ -1,5 +1,6 @@
 //! A set of CSV files.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use fastpipe_batch::{Contents, Feature, FileStamp, Result, Unit};
@@ -108,6 +109,33 @@ impl CsvFiles {
     pub fn skipped_rows(&self) -> u64 {
         let chunks = self.files.iter().flat_map(|file| &file.chunks);
         chunks.map(|chunk| u64::from(chunk.skipped)).sum()
+    }
+
+    /// Returns the columns that the first file lacks: the name of each, the path of the first file with rows that has
+    /// it, and the number of these files.
+    pub fn later_columns(&self) -> Vec<(&str, &str, usize)> {
+        let Some((first, others)) = self.files.split_first() else {
+            return Vec::new();
+        };
+        let known: HashSet<&Arc<str>> = first.header.names.iter().collect();
+        let mut later: Vec<(&str, &str, usize)> = Vec::new();
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        for file in others {
+            let names = &file.header.names;
+            if *names == first.header.names || file.chunks.iter().all(|chunk| chunk.rows == 0) {
+                continue;
+            }
+            // A file may have several columns of the same name.
+            let mut own = HashSet::new();
+            for name in names.iter().filter(|&name| !known.contains(name) && own.insert(name)) {
+                let place = *places.entry(name).or_insert_with(|| {
+                    later.push((name, &file.path, 0));
+                    later.len() - 1
+                });
+                later[place].2 += 1;
+            }
+        }
+        later
     }
 
     /// Returns the source that reads these features of the files. If a file is compressed, see

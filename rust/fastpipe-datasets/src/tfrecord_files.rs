@@ -55,12 +55,13 @@ impl TfRecordFiles {
         files.map(|(file, header)| (&file.path, header.size, header.digest))
     }
 
-    /// Returns the source that reads these features of the files.
+    /// Returns the source that reads these features of the files. If `all` names all features of the records, a record
+    /// with another feature is an error when it is read.
     ///
     /// # Errors
     /// If lists can't be read as a feature.
-    pub fn source(&self, features: &[Feature]) -> Result<TfRecordSource> {
-        let source = TfRecordSource::new(features, &self.files)?;
+    pub fn source(&self, features: &[Feature], all: Option<&[String]>) -> Result<TfRecordSource> {
+        let source = TfRecordSource::new(features, all, &self.files)?;
         Ok(source.with_storage(self.stamps.clone(), self.contents.clone()))
     }
 
@@ -78,11 +79,11 @@ impl TfRecordFiles {
             evidence: Evidence::new(columns.map(<[String]>::to_vec)),
             until_complete: false,
         };
-        let mut notes = survey(&self.source(&[])?, None, &mut lists, on_progress)?;
+        let mut notes = survey(&self.source(&[], None)?, None, &mut lists, on_progress)?;
         let (features, unknown) = lists.evidence.features()?;
         if !unknown.is_empty() {
             let text = format!(
-                "features without a list in any sampled record are left out: {}",
+                "features without a list in any sampled record are left out, unless features= has their specs: {}",
                 unknown.join(", ")
             );
             notes.push(LogRecord::warning(text));
@@ -107,7 +108,7 @@ impl TfRecordFiles {
             // The lengths of lists decide only the forms of lookups.
             until_complete: features.iter().all(|feature| feature.lookup.is_none()),
         };
-        let mut notes = survey(&self.source(&[])?, None, &mut lists, on_progress)?;
+        let mut notes = survey(&self.source(&[], None)?, None, &mut lists, on_progress)?;
         let features = lists.evidence.with_forms(features)?;
         let never = lists.evidence.never_seen();
         if !never.is_empty() {

@@ -9,7 +9,7 @@ use crate::example::{Kind, List, entries, list};
 use crate::indices;
 use crate::numbers;
 use crate::plan::{Length, Null, Program, Target, To};
-use crate::trouble::{Misfit, Trouble, quoted};
+use crate::trouble::{Misfit, Trouble, abridged, quoted};
 use crate::wire::Cursor;
 
 type Result<T> = std::result::Result<T, Trouble>;
@@ -35,9 +35,9 @@ impl Scratch<'_> {
     }
 }
 
-/// An error, and the index of the target to which it belongs.
+/// An error, and the name of the feature to which it belongs.
 pub(crate) struct Failed {
-    pub(crate) target: Option<usize>,
+    pub(crate) feature: Option<String>,
     pub(crate) trouble: Trouble,
 }
 
@@ -51,6 +51,7 @@ pub(crate) fn record<'d>(
 ) -> std::result::Result<(), Failed> {
     scratch.found.fill(None);
     let (found, known, mut number) = (&mut scratch.found, &mut scratch.known, 0);
+    let mut unknown = None;
     let walked = entries(example, |key, feature| {
         let index = match known.get(number) {
             Some(&(earlier, index)) if earlier == key => index,
@@ -64,23 +65,45 @@ pub(crate) fn record<'d>(
                 index
             }
         };
-        if let Some(index) = index {
-            found[index] = Some(feature);
+        match index {
+            Some(index) => found[index] = Some(feature),
+            None if program.is_unknown(key) && has_list(feature) => unknown = Some(key),
+            None => {}
         }
         number += 1;
     });
     walked.map_err(|fault| Failed {
-        target: None,
+        feature: None,
         trouble: fault.into(),
     })?;
-    for (number, target) in program.targets.iter().enumerate() {
+    if let Some(key) = unknown {
+        return Err(unsampled(key));
+    }
+    for target in &program.targets {
         let feature = scratch.found[target.key];
         write(target, feature, out).map_err(|trouble| Failed {
-            target: Some(number),
+            feature: Some(target.name.to_string()),
             trouble,
         })?;
     }
     Ok(())
+}
+
+fn has_list(feature: Cursor<'_>) -> bool {
+    matches!(list(feature), Ok(Some(_)))
+}
+
+#[cold]
+fn unsampled(key: &[u8]) -> Failed {
+    let name = quoted(key);
+    let reason = format!(
+        "the Example has a feature {name}, and no record of the sample from which features were inferred has it: features= with a \
+         spec of it reads it, and columns= with the names of other features leaves it out"
+    );
+    Failed {
+        feature: Some(abridged(key).into_owned()),
+        trouble: Trouble::misfit(ErrorKind::Schema, reason),
+    }
 }
 
 /// Writes the values of a feature, which may be missing.

@@ -252,7 +252,7 @@ impl Evidence {
                 feature.request = list_of(feature.request.leaf());
             }
         }
-        let program = Program::new(&features)?;
+        let program = Program::new(&features, None)?;
         for (feature, target) in features.iter().zip(&program.targets) {
             let Some(seen) = self.of(&feature.field) else { continue };
             let mut kinds = [Kind::Bytes, Kind::Floats, Kind::Ints].into_iter();

@@ -102,14 +102,17 @@ pub(crate) struct Program {
     pub(crate) specs: Vec<ColumnSpec>,
     pub(crate) keys: Keys,
     pub(crate) targets: Vec<Target>,
+    /// The keys of all features, if a record with another feature is an error.
+    all: Option<Keys>,
 }
 
 impl Program {
-    /// Creates the plan for these features.
+    /// Creates the plan for these features. If `all` names all features of the records, a record with another feature
+    /// is an error.
     ///
     /// # Errors
     /// [`ErrorKind::Schema`] if lists can't provide the form of a feature; errors of memory.
-    pub(crate) fn new(features: &[Feature]) -> Result<Program> {
+    pub(crate) fn new(features: &[Feature], all: Option<&[String]>) -> Result<Program> {
         let (keys, indices) = Keys::new(features.iter().map(|feature| feature.field.as_str()))?;
         let (mut specs, mut targets, mut first) = (Vec::new(), Vec::new(), 0);
         for (feature, key) in features.iter().zip(indices) {
@@ -119,7 +122,21 @@ impl Program {
             specs.push(ColumnSpec::new(&feature.name, form));
             targets.push(target);
         }
-        Ok(Program { specs, keys, targets })
+        let all = match all {
+            Some(all) => Some(Keys::new(all.iter().map(String::as_str))?.0),
+            None => None,
+        };
+        Ok(Program {
+            specs,
+            keys,
+            targets,
+            all,
+        })
+    }
+
+    /// Whether no feature with a key that isn't read is known.
+    pub(crate) fn is_unknown(&self, key: &[u8]) -> bool {
+        self.all.as_ref().is_some_and(|all| all.find(key).is_none())
     }
 }
 

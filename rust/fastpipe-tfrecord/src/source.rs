@@ -28,13 +28,14 @@ pub struct TfRecordSource {
 }
 
 impl TfRecordSource {
-    /// Creates a source that reads `features` from files.
+    /// Creates a source that reads `features` from files. If `all` names all features of the records, a record with
+    /// another feature is an error when it is read.
     ///
     /// # Errors
     /// [`fastpipe_batch::ErrorKind::Schema`] if lists can't be read as a feature;
     /// [`fastpipe_batch::ErrorKind::OutOfMemory`].
-    pub fn new(features: &[Feature], files: &[TfRecordFile]) -> Result<TfRecordSource> {
-        let program = Program::new(features)?;
+    pub fn new(features: &[Feature], all: Option<&[String]>, files: &[TfRecordFile]) -> Result<TfRecordSource> {
+        let program = Program::new(features, all)?;
         let work = Work {
             open: "opening",
             place: "decoding",

@@ -1,6 +1,8 @@
 //! Errors of decoding a record, without a location in the file. They are small, because each decoded value may return
 //! one.
 
+use std::borrow::Cow;
+
 use fastpipe_batch::{Error, ErrorKind, Lengths, Overflow};
 
 use crate::wire::Fault;
@@ -67,5 +69,10 @@ const QUOTED: usize = 80;
 /// Returns a value in quotes, for error messages.
 pub(crate) fn quoted(text: &[u8]) -> String {
     let more = if text.len() > QUOTED { " …" } else { "" };
-    format!("{:?}{more}", String::from_utf8_lossy(&text[..text.len().min(QUOTED)]))
+    format!("{:?}{more}", abridged(text))
+}
+
+/// Returns the first bytes of a text.
+pub(crate) fn abridged(text: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(&text[..text.len().min(QUOTED)])
 }

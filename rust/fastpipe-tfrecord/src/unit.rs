@@ -55,8 +55,8 @@ impl Records {
     #[cold]
     fn failed(&self, failed: Failed, start: usize, number: u32) -> Error {
         let error = self.at(start, number, failed.trouble.into_error(self.offset));
-        match failed.target {
-            Some(target) => error.at_feature(&self.program.targets[target].name),
+        match failed.feature {
+            Some(feature) => error.at_feature(&feature),
             None => error,
         }
     }

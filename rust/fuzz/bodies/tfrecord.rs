@@ -126,7 +126,7 @@ fn read(chosen: u8, chunks: Vec<Chunk>, bytes: &[u8]) {
         path: "x.tfrecord".into(),
         chunks: chunks.clone(),
     };
-    let source = TfRecordSource::new(&wanted, &[file]).unwrap();
+    let source = TfRecordSource::new(&wanted, None, &[file]).unwrap();
     let mut evidence = Evidence::new(None);
     for (number, chunk) in (0..).zip(&chunks) {
         let picks: Vec<Pick> = (0..chunk.rows).map(|record| Pick { record, slot: record }).collect();
@@ -153,6 +153,6 @@ fn read(chosen: u8, chunks: Vec<Chunk>, bytes: &[u8]) {
     }
     if let Ok((inferred, _)) = evidence.features() {
         assert!(inferred.is_sorted_by(|a, b| a.name < b.name));
-        TfRecordSource::new(&inferred, &[]).unwrap();
+        TfRecordSource::new(&inferred, None, &[]).unwrap();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{Feature, Nulls, Result, try_with_capacity};
+use fastpipe_batch::{Error, ErrorKind, Feature, Nulls, Result, try_with_capacity};
 
 use super::Plan;
 use crate::compile::compile;
@@ -57,11 +57,32 @@ impl<'a> Plans<'a> {
         }
         let compiled = match self.reader {
             Some(reader) => compile_resolved(schema, reader, columns),
-            None => compile(schema, None, columns).or_else(|error| self.filled(schema, columns).ok_or(error)),
+            None => compile(schema, None, columns).or_else(|error| {
+                self.filled(schema, columns)
+                    .ok_or_else(|| self.with_hint(error, schema))
+            }),
         };
         let plan = Arc::new(compiled.map_err(|e| e.at_path(path))?);
         self.found.push((schema.clone(), plan.clone()));
         Ok(plan)
+    }
+
+    /// Adds how to read files with different schemas to the error of a file whose schema isn't that of the first file.
+    #[cold]
+    fn with_hint(&self, error: Error, schema: &Schema) -> Error {
+        if error.kind() != ErrorKind::Schema || self.first.is_none_or(|first| std::ptr::eq(first, schema)) {
+            return error;
+        }
+        let reason = format!(
+            "{}. The schema of the first file with rows determines the features: reader_schema=\"union\" merges the schemas of \
+             all files, and columns= with the names of other columns leaves the column out",
+            error.reason()
+        );
+        let hinted = Error::new(ErrorKind::Schema, reason);
+        match &error.location().feature {
+            Some(feature) => hinted.at_feature(feature),
+            None => hinted,
+        }
     }
 
     /// Returns the plan for a file that lacks fields of the first file, if their features have fill values.

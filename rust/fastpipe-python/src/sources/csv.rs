@@ -149,6 +149,16 @@ impl CsvDataset {
         self.files.skipped_rows()
     }
 
+    /// Returns the columns that the first file lacks. Each comes with the first file that has it, and the number of
+    /// these files.
+    fn later_columns(&self, py: Python<'_>) -> Vec<(&str, Cow<'_, OsStr>, usize)> {
+        let later = py.detach(|| self.files.later_columns());
+        let later = later.into_iter();
+        later
+            .map(|(name, path, files)| (name, text_path(path), files))
+            .collect()
+    }
+
     /// Returns the size of all rows in bytes, after decompression.
     fn text_bytes(&self) -> u64 {
         let ranges = (0..self.source.units()).filter_map(|unit| self.source.describe(unit).range);

@@ -23,15 +23,23 @@ use crate::specs::wanted::{Features, Wanted};
 pub(crate) struct TfRecordDataset {
     source: Arc<TfRecordSource>,
     features: Vec<Feature>,
+    /// The names of all features of the records, if a record with another feature is an error.
+    all: Option<Vec<String>>,
     files: Arc<TfRecordFiles>,
 }
 
 impl TfRecordDataset {
-    fn of(py: Python<'_>, files: Arc<TfRecordFiles>, features: Vec<Feature>) -> PyResult<PyClassInitializer<Self>> {
-        let source = Arc::new(files.source(&features).py(py)?);
+    fn of(
+        py: Python<'_>,
+        files: Arc<TfRecordFiles>,
+        features: Vec<Feature>,
+        all: Option<Vec<String>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let source = Arc::new(files.source(&features, all.as_deref()).py(py)?);
         let dataset = TfRecordDataset {
             source: source.clone(),
             features,
+            all,
             files,
         };
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
@@ -44,25 +52,34 @@ impl TfRecordDataset {
     ///
     /// `lists` names the lookups that read any number of keys per record. If it is omitted, features are compared with
     /// some of the records, which determine the forms of lookups.
+    ///
+    /// `all` names all features of the records, to raise an error for a record with another feature. If all features
+    /// are inferred, it is their names.
     #[new]
-    #[pyo3(signature = (files, wanted, lists=None))]
+    #[pyo3(signature = (files, wanted, lists=None, all=None))]
     fn new(
         py: Python<'_>,
         files: Files,
         wanted: Wanted,
         lists: Option<Vec<String>>,
+        all: Option<Vec<String>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let how = files.opening(false);
         let opened = py.detach(|| TfRecordFiles::open(&files.paths, how, &mut signals()));
         let (files, notes) = opened.py(py)?;
         log(py, &notes)?;
+        let infers_all = matches!(wanted, Wanted::Columns(None));
         let (features, notes) = match (wanted, lists) {
             (Wanted::Columns(columns), _) => py.detach(|| files.infer(columns.as_deref(), &mut signals())).py(py)?,
             (Wanted::Features(features), None) => py.detach(|| files.with_forms(features, &mut signals())).py(py)?,
             (Wanted::Features(features), Some(lists)) => (in_lists(features, &lists), Vec::new()),
         };
         log(py, &notes)?;
-        TfRecordDataset::of(py, Arc::new(files), features)
+        let all = match infers_all {
+            true => Some(features.iter().map(|feature| feature.name.clone()).collect()),
+            false => all,
+        };
+        TfRecordDataset::of(py, Arc::new(files), features, all)
     }
 
     /// Returns a dataset of the same files with other features. No file is opened again.
@@ -70,12 +87,20 @@ impl TfRecordDataset {
         let formed = py.detach(|| self.files.with_forms(features.0, &mut signals()));
         let (features, notes) = formed.py(py)?;
         log(py, &notes)?;
-        Py::new(py, TfRecordDataset::of(py, self.files.clone(), features)?)
+        Py::new(
+            py,
+            TfRecordDataset::of(py, self.files.clone(), features, self.all.clone())?,
+        )
     }
 
     /// Returns the name, kind, shape, dtype, nulls and scale of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
+    }
+
+    /// Returns the names of all features of the records, if a record with another feature is an error.
+    fn all(&self) -> Option<Vec<String>> {
+        self.all.clone()
     }
 
     /// Returns the path, the size in bytes, and a digest of the first and last bytes of each file.
