@@ -62,17 +62,16 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
             persistent_workers=kept,
         )
         found.append([ids_by_batch(loader) for _ in range(count)])
-    options: dict[str, Any] = {"batch_size": None, "num_workers": workers, "multiprocessing_context": method}
-    early = DataLoader(dataset(paths), collate_fn=ids, **options)
-    left = iter(early)
+    # The last loader has workers already.
+    left = iter(loader)
     next(left)
     try:
-        early.dataset.state_dict()
+        loader.dataset.state_dict()
         refused = ""
     except fastpipe.errors.StateError as error:
         refused = str(error)
     del left
-    return {"passes": found, "again": ids_by_batch(early), "refused": refused}
+    return {"passes": found, "again": ids_by_batch(loader), "refused": refused}
 
 
 def left(paths: list[str], method: str, kept: bool, by: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import copy
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -415,10 +414,11 @@ def test_batches_stay_valid_after_collate_fn_has_dropped_items_that_it_kept(way:
     items = Items([np.full(2000 + row % 7 * 500, row, np.int32) for row in range(90)], SHARED)
     for joiners in (0, 1):
         more = WORKERS[way] | {"num_batch_workers": joiners, "prefetch_factor": 8}
-        batches = iter(DataLoader(items, 3, collate_fn=KeepsLast(), **more))
+        batches: Any = iter(DataLoader(items, 3, collate_fn=KeepsLast(), **more))
         found = [next(batches)]
         # The workers make further batches, and drop the items of earlier ones.
-        time.sleep(0.3)
+        for batch, _ in batches._begun:
+            assert batches._consumer.wait(batch, 60)
         found += batches
         assert found == [(row, "text" * 100 * (row % 5)) for row in range(0, 90, 3)]
 

@@ -388,8 +388,9 @@ def test_a_loader_may_be_used_from_a_thread_that_ends(way: str) -> None:
 
     thread = threading.Thread(target=start)
     thread.start()
+    task = Path(f"/proc/self/task/{thread.native_id}")
     thread.join()
-    time.sleep(0.1)
+    assert wait_until(lambda: not task.exists())
     assert [passes[1], *(batch.tolist() for batch in passes[0])] == [[n, n + 1, n + 2] for n in range(0, 60, 3)]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import fastpipe
 from apart import wait_until
-from every_source import Make, digests, make, order
+from every_source import ORDERS, SOURCES, Make, digests, make, order
 from grouped_pipelines import Documents, Grouping
 from samples import ids_by_batch as ids
 from servers import free_port
@@ -55,27 +55,43 @@ connected = pytest.mark.parametrize(
 )
 
 
-@connected
+def check_batches(local: fastpipe.Reader, remote: fastpipe.Reader, row: int) -> list[dict[str, Any]]:
+    """Checks the batches and states of two readers, and where a row of some batches is. Returns the states."""
+    there, here = (digests(of.batch_at(step, epoch=2) for step in range(len(local))) for of in (remote, local))
+    assert there == here
+    for step in (0, len(local) - 1):
+        assert remote.locate(step, row, epoch=2) == local.locate(step, row, epoch=2)
+    return check_states(local, remote)
+
+
+def check_reader(local: fastpipe.Reader, remote: fastpipe.Reader) -> None:
+    """Checks that a remote reader has the specs, sizes, batches, places, states and epochs of a local one."""
+    assert remote.features == local.features
+    assert remote.categories == local.categories
+    sizes = (len(local), local.num_rows, local.shuffle_buffer)
+    assert (len(remote), remote.num_rows, remote.shuffle_buffer) == sizes
+    states = check_batches(local, remote, row=5)
+    # The next epoch.
+    for reader in (remote, local):
+        reader.load_state_dict(states[-1])
+    assert digests(remote) == digests(local) == []
+    assert digests(remote) == digests(local) != []
+
+
 @order
-def test_batches_places_and_states_are_the_local_ones(make: Make, order: dict[str, Any], connected: Any) -> None:
+def test_batches_places_and_states_are_the_local_ones(make: Make, order: dict[str, Any]) -> None:
     local = make(**{"batch_size": 32, "seed": 3} | order)
-    with connected(local) as remote:
-        assert remote.features == local.features
-        assert remote.categories == local.categories
-        sizes = (len(local), local.num_rows, local.shuffle_buffer)
-        assert (len(remote), remote.num_rows, remote.shuffle_buffer) == sizes
-        steps = range(len(local))
-        there, here = (digests(of.batch_at(step, epoch=2) for step in steps) for of in (remote, local))
-        assert there == here
-        for step in (0, len(local) - 1):
-            place, expected = (of.locate(step, 5, epoch=2) for of in (remote, local))
-            assert place == expected
-        states = check_states(local, remote)
-        # The next epoch.
-        for reader in (remote, local):
-            reader.load_state_dict(states[-1])
-        assert digests(remote) == digests(local) == []
-        assert digests(remote) == digests(local) != []
+    with by_server(local) as remote:
+        check_reader(local, remote)
+
+
+@linux
+def test_a_local_service_has_the_local_batches(make: Make, request: pytest.FixtureRequest) -> None:
+    """Each source has one of the orders: a local service is a server, whose orders the test above checks."""
+    order = ORDERS[SOURCES.index(request.node.callspec.params["make"]) % len(ORDERS)]
+    local = make(**{"batch_size": 32, "seed": 3} | order)
+    with by_local_service(local) as remote:
+        check_reader(local, remote)
 
 
 @order
@@ -113,50 +129,48 @@ def test_rebatched_batches_are_the_local_ones(make: Make, order: dict[str, Any])
 
 def shaped(make: Make, shape: str) -> Any:
     """Returns a mixture, rows in a sequence, packs, or batches of rows with similar lengths."""
-
-    def of(seed: int, **options: Any) -> fastpipe.Reader:
-        return make(**{"batch_size": 8, "seed": seed} | options)
-
+    # Packs have several rows. A test resumes at every step, so more steps only take longer.
+    options: dict[str, Any] = {"batch_size": 8 if "packs" in shape else 20}
     if shape == "rows in a sequence":
-        rows = np.random.default_rng(5).integers(of(1).num_rows, size=100)
-        return of(1, shuffle=False, batch_size=7).take(rows)
-    readers = {"one": of(1, shuffle=True), "other": of(2), "third": of(3, shuffle="block")}
+        rows = np.random.default_rng(5).integers(make(**options).num_rows, size=100)
+        return make(shuffle=False, batch_size=7, seed=1).take(rows)
+    orders: dict[str, dict[str, Any]] = {"one": {"shuffle": True}, "other": {}, "third": {"shuffle": "block"}}
     weights = [(0, {"one": 0.7, "other": 0.3}), (9, {"one": 1, "other": 2, "third": 2})]
     if shape == "mixture":
+        readers = {name: make(**options | orders[name], seed=seed) for seed, name in enumerate(orders, 1)}
         return fastpipe.mix(readers, weights=weights, seed=7, assignment="random")
     documents = Documents(make)
-    packs = "packs" in shape and documents.packable
-    how = Grouping(12, 50, "split", padded=True) if packs else Grouping(40, 50, None, padded=False)
+    how = Grouping(12, 50, "split", padded=True) if "packs" in shape else Grouping(240, 50, None, padded=False)
     if "mixture" not in shape:
-        return documents.group(documents.make(batch_size=8, shuffle=True, seed=1), how)
+        return documents.group(documents.make(**options, shuffle=True, seed=1), how)
     groups = {
-        name: documents.group(documents.make(batch_size=8, shuffle=True, seed=seed), how)
-        for seed, name in enumerate(readers)
+        name: documents.group(documents.make(**options, shuffle=True, seed=seed), how)
+        for seed, name in enumerate(orders)
     }
     return fastpipe.mix(groups, weights=weights, seed=7)
 
 
 SHAPES = ["mixture", "rows in a sequence", "packs", "buckets", "mixture of packs", "mixture of buckets"]
+# The features of "bags" can't be packed.
+SHAPED = [
+    (source, shape)
+    for source in ("avro", "parquet", "bags")
+    for shape in SHAPES
+    if source != "bags" or "packs" not in shape
+]
 
 
 @connected
-@pytest.mark.parametrize("make", ["avro", "parquet", "bags"], indirect=True)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("make", "shape"), SHAPED, indirect=["make"])
 @pytest.mark.filterwarnings("ignore::fastpipe.errors.RowsLeftOutWarning")
 def test_mixtures_packs_and_taken_rows_are_the_local_ones(make: Make, shape: str, connected: Any) -> None:
     local = shaped(make, shape)
     with connected(local) as remote:
         assert type(remote) is type(local)
         assert (remote.features, len(remote)) == (local.features, len(local))
-        steps = range(len(local))
-        there, here = (digests(of.batch_at(step, epoch=2) for step in steps) for of in (remote, local))
-        assert there == here
-        for step in (0, len(local) - 1):
-            there, here = (of.locate(step, 0, epoch=2) for of in (remote, local))
-            assert there == here
+        check_batches(local, remote, row=0)
         with pytest.raises(IndexError, match=r"row .* does not exist"):
             remote.locate(0, 99)
-        check_states(local, remote)
         for rank in range(3):
             theirs, ours = (of.shard(3, rank) for of in (remote, local))
             for share in (theirs, ours):
