@@ -25,7 +25,7 @@ from fastpipe.avro._encoded import avro_tables, encoded_records, projection
 from fastpipe.avro._file import parse_schema
 from fastpipe.avro._writing import Codec, copy_records
 from fastpipe.cli._convert_files import even_counts, full_counts, sized, write_files
-from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
+from fastpipe.errors import SchemaError, UnsupportedError, in_file
 from fastpipe.specs._requests import FeatureRequest
 from fastpipe.tfrecord import write_tfrecord
 from fastpipe.units._arrow_files import ArrowFileUnits

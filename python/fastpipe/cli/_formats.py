@@ -6,7 +6,7 @@ from fastpipe._files._in_memory_files import File, opened
 from fastpipe._files._paths import Paths
 from fastpipe._files._remote_files import expander
 from fastpipe._formats import AVRO, RENAME, SUFFIXES, TFRECORD, FileFormat, format_of
-from fastpipe.errors import UnsupportedError
+from fastpipe.errors import UnsupportedError, in_file
 
 
 def found(source: Paths) -> tuple[FileFormat, list[str]]:
