@@ -46,8 +46,9 @@ def _of_url(url: str, scheme: str) -> str:
         if host in ("", "localhost"):
             return url2pathname(path)
     reason = (
-        f"a {scheme}:// URL can't be read here: only read_avro, read_csv, read_tfrecord and AvroFile read URLs, of"
-        " s3://, gs://, az:// and https://. Copy other data to a local disk or mount it there, and pass the path"
+        f"a {scheme}:// URL can't be read here: only read_avro, read_csv, read_tfrecord, AvroFile, sample_csv and "
+        "fastpipe.cuda.fill read URLs, of s3://, gs://, az:// and https://. Copy other data to a local disk or mount "
+        "it there, and pass the path"
     )
     raise in_file(UnsupportedError, url, reason)
 

@@ -102,6 +102,10 @@ class LineBuffer:
         self._handle.restart(circle, self._share)
         self.drawn = 0
 
+    def stop(self) -> None:
+        """Ends a draw in another thread. The next draw returns its rows."""
+        self._handle.stop()
+
     def plan(self, rows: int) -> None:
         """Chooses the share of samples of this many rows, if the caller hasn't, and starts to draw from all rows.
 

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag, shown, within
-from fastpipe._fastpipe import CsvReservoir, estimate_csv
+from fastpipe._fastpipe import CsvReservoir, RemoteFile, estimate_csv
 from fastpipe._files._in_memory_files import File, ReadableFile, Source, lowered, opened, pieces
 from fastpipe._files._index_cache import IndexCache
+from fastpipe._files._remote_files import BlockCache, StorageOptions, expander, is_remote
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.ordering import seed_of
 from fastpipe._reader.sampling import LARGEST_SAMPLE, blocks, rows_of_sample, sample, take
@@ -31,7 +32,7 @@ from fastpipe.csv._reading import (
     read_csv,
     report_ragged,
 )
-from fastpipe.errors import MissingFileError, StorageError, in_file, memory_errors
+from fastpipe.errors import MissingFileError, StorageError, UnsupportedError, in_file, memory_errors
 from fastpipe.specs import DenseSpec, Features, Spec
 
 
@@ -96,7 +97,13 @@ def draw_at_bytes(files: Sequence[File], asked: Asked, *, replace: bool) -> CsvS
         ValueError: If the files have fewer rows than requested, or only slightly more.
         FastpipeError: If the files can't be read (see `read_csv`), or the quotes around a byte are ambiguous
             (`LimitError`).
+        UnsupportedError: If a file is remote.
     """
+    if remote := [str(file) for file in files if isinstance(file, RemoteFile)]:
+        reason = (
+            'method="estimate" would send a request for each draw: use method="buffered", which reads larger ranges'
+        )
+        raise in_file(UnsupportedError, remote[0], reason)
     handle, numbers, offsets, (rows, low, high) = estimate_csv(
         lowered(files),
         asked.dialect.lowered(),
@@ -154,6 +161,11 @@ def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
 
 def _opened(source: Any) -> tuple[str, Generator[bytes]]:
     """Returns the name of a stream in error messages, and its bytes."""
+    if isinstance(source, str) and is_remote(source):
+        reason = (
+            'method="stream" reads no URLs: use method="exact" or "buffered", or pass a file object such as fsspec\'s'
+        )
+        raise in_file(UnsupportedError, source, reason)
     if isinstance(source, str | os.PathLike):
         path = os.path.expanduser(os.fspath(source))
         return path, _of_path(path)
@@ -218,6 +230,8 @@ def sample_csv(
     null_values: Sequence[str] = DEFAULT_NULLS,
     on_ragged: OnRagged = "error",
     index_cache: IndexCache = None,
+    storage_options: StorageOptions = None,
+    block_cache: BlockCache = None,
     num_threads: int | Literal["auto"] | None = "auto",
     memory_limit: int | str | None = None,
     progress: bool = False,
@@ -228,10 +242,10 @@ def sample_csv(
     are a pure function of the seed and the files.
 
     Args:
-        source: Paths, globs, directories, contiguous buffers with the bytes of a file, or binary file objects.
-            Directories and globs skip names that begin with `_` or `.`, and also empty files, with a warning. With
-            `method="stream"`, one path, which may be a pipe (`/dev/stdin`), a binary file object, bytes, or an iterable
-            of bytes.
+        source: Paths, globs, directories, URLs of object stores and web servers (except with "estimate" and "stream"),
+            contiguous buffers with the bytes of a file, or binary file objects. Directories and globs skip names that
+            begin with `_` or `.`, and also empty files, with a warning. With `method="stream"`, one path, which may be
+            a pipe (`/dev/stdin`), a binary file object, bytes, or an iterable of bytes.
         rows: The number of rows to draw, up to 2^31. Without `replace`, at most the number of rows in the files.
         fraction: Instead of `rows`, the fraction of all rows to draw, above 0 and up to 1. It is rounded to at least
             one row. Only "exact" and "block" know the number of rows.
@@ -291,6 +305,10 @@ def sample_csv(
             row. Must be "error" with "buffered" and "estimate".
         index_cache: A directory that keeps the offsets of all rows; True for the user's cache directory. Defaults to
             None: no cache. Must be None with "buffered", "estimate" and "stream".
+        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
+            fsspec or polars. Defaults to None: the environment's credentials and settings.
+        block_cache: A folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`, which keeps bytes of
+            URLs for later samples and other processes. Paths of local files ignore it. Defaults to None: no cache.
         num_threads: The number of threads. Defaults to "auto".
         memory_limit: The maximum memory for reading, in bytes or as text ("512MB"). The array itself is not included.
             With "stream", the limit also applies to the rows in the reservoir, at twice the size of their text. More
@@ -304,8 +322,8 @@ def sample_csv(
         SchemaError: If a column does not exist, or `columns` is None and a column isn't numeric, or a spec of
             `overrides` isn't that of numbers.
         ValueRangeError: If a field isn't a number, or the dtype would round it to another integer or to infinity.
-        UnsupportedError: If a compressed file can only be read in sequence, or the source is not supported by
-            `read_csv`.
+        UnsupportedError: If a compressed file can only be read in sequence, the source is not supported by `read_csv`,
+            or the method doesn't support URLs.
         ValueError: If the files have too few rows, or an argument is out of range.
         OutOfMemoryError: If the system has too little memory for the array.
         FastpipeError: If the files can't be read; `read_csv` lists the errors.
@@ -335,10 +353,11 @@ def sample_csv(
         "on_ragged": on_ragged != "error",
         "share": share is not None,
     }
+    expand = expander(storage_options, block_cache)
     if method == "exact":
         _refuse("exact", "draws single rows", given, "share")
         return draw_rows(
-            opened(source, SUFFIXES),
+            opened(source, SUFFIXES, expand),
             asked,
             index_cache,
             replace=replaced,
@@ -348,15 +367,15 @@ def sample_csv(
         )
     if method == "block":
         _refuse("block", "draws chunks with equal probability", given, "replace", "stratify", "weights", "share")
-        return draw_blocks(opened(source, SUFFIXES), asked, index_cache, part=parts)
+        return draw_blocks(opened(source, SUFFIXES, expand), asked, index_cache, part=parts)
     if method == "buffered":
         unknown = ("replace", "part", "stratify", "weights", "index_cache", "on_ragged")
         _refuse("buffered", "doesn't scan all rows", given, *unknown)
-        return draw_lines(opened(source, SUFFIXES), asked, share_of(share, LEAST_SHARE))
+        return draw_lines(opened(source, SUFFIXES, expand), asked, share_of(share, LEAST_SHARE))
     if method == "estimate":
         unknown = ("part", "stratify", "weights", "index_cache", "on_ragged", "share")
         _refuse("estimate", "doesn't scan all rows", given, *unknown)
-        return draw_at_bytes(opened(source, SUFFIXES), asked, replace=replaced)
+        return draw_at_bytes(opened(source, SUFFIXES, expand), asked, replace=replaced)
     if method == "stream":
         unknown = ("replace", "part", "stratify", "weights", "index_cache", "share")
         _refuse("stream", "reads each row once", given, *unknown)

@@ -11,6 +11,8 @@
 
 mod range;
 
+use std::ops::Range;
+
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_filled};
 
 use crate::dialect::{Dialect, Lines, OnRagged};
@@ -80,24 +82,7 @@ impl<'f> Surroundings<'f> {
     /// # Errors
     /// [`ErrorKind::Storage`] if the file can't be read.
     pub fn new(file: &'f dyn ReadAt, dialect: &Dialect, header: &Header) -> Result<Surroundings<'f>> {
-        let mut surroundings = Surroundings {
-            file,
-            lines: Lines {
-                fields: None,
-                ..Lines::new(dialect, 0)
-            },
-            columns: header.names.len(),
-            first: header.first,
-            size: header.size,
-            end: header.size,
-            window: Vec::new(),
-            from: 0,
-        };
-        debug_assert_eq!(
-            dialect.on_ragged,
-            OnRagged::Error,
-            "rows with other numbers of fields refute a reading"
-        );
+        let mut surroundings = Surroundings::within(file, dialect, header, header.first..header.size);
         if header.first < header.size {
             surroundings.read(header.size - 1, header.size)?;
             surroundings.end += u64::from(surroundings.window != b"\n");
@@ -105,8 +90,30 @@ impl<'f> Surroundings<'f> {
         Ok(surroundings)
     }
 
+    /// Prepares to find rows of a file whose [`span`](Self::span) is known. Reads nothing.
+    pub fn within(file: &'f dyn ReadAt, dialect: &Dialect, header: &Header, span: Range<u64>) -> Surroundings<'f> {
+        debug_assert_eq!(
+            dialect.on_ragged,
+            OnRagged::Error,
+            "rows with other numbers of fields refute a reading"
+        );
+        Surroundings {
+            file,
+            lines: Lines {
+                fields: None,
+                ..Lines::new(dialect, 0)
+            },
+            columns: header.names.len(),
+            first: span.start,
+            size: header.size,
+            end: span.end,
+            window: Vec::new(),
+            from: 0,
+        }
+    }
+
     /// Returns the bytes that contain rows, including a final newline that the file may lack.
-    pub fn span(&self) -> std::ops::Range<u64> {
+    pub fn span(&self) -> Range<u64> {
         self.first..self.end
     }
 
@@ -324,7 +331,7 @@ mod tests {
         ]
     }
 
-    fn bytes_of(span: &std::ops::Range<u64>) -> usize {
+    fn bytes_of(span: &Range<u64>) -> usize {
         (span.end - span.start) as usize
     }
 

@@ -17,7 +17,7 @@ use fastpipe_random::{Draws, Key, Purpose};
 
 use crate::csv_files::CsvFiles;
 use crate::csv_format::CsvFormat;
-use crate::in_parallel::in_parallel;
+use crate::in_parallel::{Threads, in_parallel};
 
 /// Minimum and maximum number of draws whose row lengths are used for the estimate.
 const LEAST_LOOKS: u64 = 512;
@@ -59,7 +59,7 @@ pub struct UnscannedCsv {
     pub(crate) span: u64,
     /// Minimum number of bytes of a row.
     pub(crate) least: u64,
-    pub(crate) threads: usize,
+    pub(crate) threads: Threads,
 }
 
 /// The result of a draw.
@@ -101,7 +101,7 @@ impl UnscannedCsv {
     ///
     /// # Errors
     /// The error of the first file that can't be opened; an error if a file is compressed; any error of `on_progress`.
-    pub fn open<E>(
+    pub fn open<E: Send>(
         dialect: Dialect,
         paths: &[Arc<str>],
         how: Opening<'_>,
@@ -118,13 +118,19 @@ impl UnscannedCsv {
             files: Vec::new(),
             span: 0,
             least: u64::MAX,
-            threads: how.threads,
+            threads: match how.are_remote() {
+                true => Threads::Waiting,
+                false => Threads::Computing(how.threads),
+            },
         };
-        for (number, file) in found.into_iter().filter_map(|file| file.opened).enumerate() {
-            notes.extend(file.notes);
-            let open = SourceFile::of(&file.path, all.contents.get(number).and_then(Option::as_ref))?;
+        let found: Vec<_> = found.into_iter().filter_map(|file| file.opened).enumerate().collect();
+        let spans = in_parallel(all.threads, &found, on_progress, |(number, file), stopped| {
+            let open = SourceFile::of(&file.path, all.contents_of(*number))?.stopped_by(stopped);
             let around = Surroundings::new(&open, &all.dialect, &file.header.header);
-            let bytes = around.map_err(|e| e.at_path(&file.path))?.span();
+            Ok(around.map_err(|e| e.at_path(&file.path))?.span())
+        })?;
+        for ((_, file), bytes) in found.into_iter().zip(spans) {
+            notes.extend(file.notes);
             all.least = all.least.min(Surroundings::least_bytes(file.header.header.names.len()));
             try_reserve(&mut all.files, 1, "the list of files")?;
             all.files.push(Drawn {
@@ -139,28 +145,36 @@ impl UnscannedCsv {
         Ok((all, notes))
     }
 
+    fn contents_of(&self, number: usize) -> Option<&Contents> {
+        self.contents.get(number).and_then(Option::as_ref)
+    }
+
     /// Returns the index of the file that contains a byte, counted over all files.
     fn file(&self, byte: u64) -> usize {
         self.files.partition_point(|file| file.start <= byte) - 1
     }
 
-    /// Returns the results of draws, in sequence. Draws before `looks` include the row lengths.
+    /// Returns the results of draws, in sequence. Draws before `looks` include the row lengths. Draws of bytes that
+    /// `wanted` rejects, counted over all files, take no row.
     pub(crate) fn draw<E: Send>(
         &self,
         draws: Draws,
         (from, count): (u64, u64),
         looks: u64,
+        wanted: impl Fn(u64) -> bool,
         on_progress: &mut OnProgress<'_, E>,
     ) -> Result<Vec<Draw>, Halt<E>> {
-        let mut order: Vec<(u64, u64)> = try_collect(
-            (from..from + count).map(|i| (draws.below(i, self.span), i)),
-            "the drawn bytes",
-        )?;
+        let drawn = (from..from + count).map(|i| (draws.below(i, self.span), i));
+        let mut order: Vec<(u64, u64)> = try_collect(drawn.filter(|&(byte, _)| wanted(byte)), "the drawn bytes")?;
         order.sort_unstable();
         let mut found = Vec::new();
         try_reserve(&mut found, count as usize, "the drawn rows")?;
         found.resize_with(count as usize, Draw::default);
-        let chunks: Vec<&[(u64, u64)]> = order.chunks(DRAWS).collect();
+        let at_once = match self.threads {
+            Threads::Computing(_) => DRAWS,
+            Threads::Waiting => 1,
+        };
+        let chunks: Vec<&[(u64, u64)]> = order.chunks(at_once).collect();
         let lists = in_parallel(self.threads, &chunks, on_progress, |chunk, stopped| {
             self.look(chunk, looks, stopped)
         })?;
@@ -171,14 +185,14 @@ impl UnscannedCsv {
     }
 
     /// Processes some draws, which are sorted by their bytes.
-    fn look(&self, draws: &[(u64, u64)], looks: u64, stopped: &AtomicBool) -> Result<Vec<(u64, Draw)>> {
+    fn look(&self, draws: &[(u64, u64)], looks: u64, stopped: &Arc<AtomicBool>) -> Result<Vec<(u64, Draw)>> {
         let mut found = Vec::new();
         let mut rest = draws;
         while let Some(&(byte, _)) = rest.first() {
             let number = self.file(byte);
             let (here, behind) = rest.split_at(rest.partition_point(|&(byte, _)| self.file(byte) == number));
             rest = behind;
-            self.with_file(number, |file, around| {
+            self.with_file(number, stopped, |file, around| {
                 for &(byte, draw) in here {
                     if stopped.load(Ordering::Relaxed) {
                         break;
@@ -192,21 +206,22 @@ impl UnscannedCsv {
         Ok(found)
     }
 
-    /// Opens a file and calls `work` to find rows in it.
+    /// Opens a file and calls `work` to find rows in it. Reads of a remote file end soon after `stopped` is set.
     ///
     /// # Errors
     /// Any error of `work`; errors of storage, also if the file was changed.
     pub(crate) fn with_file<R>(
         &self,
         number: usize,
+        stopped: &Arc<AtomicBool>,
         work: impl FnOnce(&Drawn, &mut Surroundings<'_>) -> Result<R>,
     ) -> Result<R> {
         let file = &self.files[number];
-        let contents = self.contents.get(number).and_then(Option::as_ref);
         let work = || {
-            let open = SourceFile::of(&file.path, contents)?;
+            let open = SourceFile::of(&file.path, self.contents_of(number))?.stopped_by(stopped);
             open.expect_random_reads();
-            let done = work(file, &mut Surroundings::new(&open, &self.dialect, &file.header)?)?;
+            let around = &mut Surroundings::within(&open, &self.dialect, &file.header, file.span.clone());
+            let done = work(file, around)?;
             // The rows may be a mix of old and new contents, unless rows were appended.
             let now = open.stamp()?;
             let appended = now.size > file.stamp.size && file.span.end == file.stamp.size;
@@ -275,7 +290,7 @@ impl UnscannedCsv {
         let key = Key { seed, epoch: 0 };
         let draws = Draws::new(key, Purpose::Bytes, 0);
         let looks = rows.clamp(LEAST_LOOKS, MOST_LOOKS);
-        let mut round = self.draw(draws, (0, looks), looks, on_progress)?;
+        let mut round = self.draw(draws, (0, looks), looks, |_| true, on_progress)?;
         let estimate = self.estimate(&round);
         // Probability that a draw takes a row.
         let chance = estimate.rows * self.least as f64 / self.span as f64;
@@ -312,7 +327,7 @@ impl UnscannedCsv {
             }
             let missing = (rows - taken.len() as u64) as f64 / chance * 1.1 + 64.0;
             let count = (missing as u64).min(MOST_DRAWS).min(most - drawn);
-            round = self.draw(draws, (drawn, count), looks, on_progress)?;
+            round = self.draw(draws, (drawn, count), looks, |_| true, on_progress)?;
             drawn += count;
         }
     }

@@ -14,6 +14,8 @@
 mod counts;
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_collect, try_reserve};
 use fastpipe_csv::MOST_ROW_BYTES;
@@ -69,10 +71,11 @@ pub struct CsvLineBuffer {
 }
 
 /// One pass over the cells.
+#[derive(Clone)]
 struct Lap {
     /// Draws of the rows that it takes.
     takes: Range<u128>,
-    order: Permutation,
+    order: Arc<Permutation>,
     /// Added to the permutation, so that it starts with the cell of the first row.
     shift: u64,
     /// Offset of the first row in its file.
@@ -158,7 +161,7 @@ impl CsvLineBuffer {
     }
 
     /// Draws the next rows: `rows` of them, or as many as fit into about `bytes` of memory, at least those of one cell.
-    /// Returns no row once all rows of the circle were drawn.
+    /// Returns no row once all rows of the circle were drawn. After an error, the next call draws the same rows.
     ///
     /// # Errors
     /// Errors of storage, of the text or of memory; [`ErrorKind::Limit`] for a row of more than `bytes` bytes; any
@@ -169,12 +172,27 @@ impl CsvLineBuffer {
         bytes: u64,
         on_progress: &mut OnProgress<'_, E>,
     ) -> Result<DrawnLines, Halt<E>> {
-        let (mut found, mut room) = (Vec::new(), Room { rows, bytes });
+        let before = (self.lap.clone(), self.begun, self.counts);
+        let drawn = self.cells_of(Room { rows, bytes }, on_progress);
+        let drawn = drawn.and_then(|found| Ok(self.drawn(&found)?));
+        if drawn.is_err() {
+            (self.lap, self.begun, self.counts) = before;
+        }
+        drawn
+    }
+
+    /// Takes rows of the next cells, until they fill the room or no row is left.
+    fn cells_of<E: Send>(
+        &mut self,
+        mut room: Room,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<Vec<Found>, Halt<E>> {
+        let (mut found, most) = (Vec::new(), room.bytes);
         while !room.is_used_up() {
             if !self.has_cells() && !self.begin(on_progress)? {
                 break;
             }
-            for (cell, place, read) in self.read_cells(room, bytes, on_progress)? {
+            for (cell, place, read) in self.read_cells(room, most, on_progress)? {
                 let rows = self.take(place, &read, &mut room);
                 try_reserve(&mut found, 1, "the drawn cells")?;
                 found.push(Found { cell, read, rows });
@@ -183,7 +201,7 @@ impl CsvLineBuffer {
                 }
             }
         }
-        Ok(self.drawn(&found)?)
+        Ok(found)
     }
 
     /// Returns whether the current lap has cells that aren't finished.
@@ -206,8 +224,8 @@ impl CsvLineBuffer {
         let mut order: Vec<(u64, u64)> = try_collect(places.map(|p| (self.cell_at(lap, p), p)), "the drawn cells")?;
         // Files are read in sequence.
         order.sort_unstable();
-        let cells = in_parallel(self.files.threads, &order, on_progress, |&(cell, place), _| {
-            self.read(lap, cell, place, most)
+        let cells = in_parallel(self.files.threads, &order, on_progress, |&(cell, place), stopped| {
+            self.read(lap, (cell, place), most, stopped)
         })?;
         let read = order
             .into_iter()
@@ -251,9 +269,9 @@ impl CsvLineBuffer {
             true => (0..self.cells).collect(),
             false => (0..MOST_LOOKS).map(|look| draws.below(look, self.cells)).collect(),
         };
-        let counts = in_parallel(self.files.threads, &cells, on_progress, |&cell, _| {
+        let counts = in_parallel(self.files.threads, &cells, on_progress, |&cell, stopped| {
             let mut rows = 0u64;
-            self.each_row(cell, bytes, |_, _| {
+            self.each_row(cell, bytes, stopped, |_, _| {
                 rows += 1;
                 Ok(())
             })?;
@@ -279,7 +297,7 @@ impl CsvLineBuffer {
         let fit = bytes as f64 / (self.cell_bytes as f64 * share).max(1.0);
         let needed = match self.counts.taken_per_cell() {
             Some(each) => rows as f64 / each.max(1.0) + 1.0,
-            None => 2.0 * self.files.threads as f64,
+            None => self.files.threads.enough() as f64,
         };
         (fit.min(needed).ceil() as u64).clamp(1, MOST_AT_ONCE)
     }
@@ -305,7 +323,7 @@ impl CsvLineBuffer {
             let shift = (cell + self.cells - order.at(0) as u64) % self.cells;
             self.lap = Some(Lap {
                 takes,
-                order,
+                order: Arc::new(order),
                 shift,
                 start,
                 place: 0,
@@ -324,9 +342,14 @@ impl CsvLineBuffer {
     ) -> Result<Option<(usize, u64)>, Halt<E>> {
         let draws = Draws::new(self.key(), Purpose::Bytes, 1 + lap);
         let sure = (self.files.span / self.files.least.max(1) + 1).saturating_mul(SURE);
+        // A row that contains a byte is taken only if it starts at this byte, or at most `least - 1` bytes before it.
+        let wanted = |byte: u64| {
+            let starts = byte.saturating_sub(self.files.least - 1)..=byte;
+            starts.into_iter().any(|start| takes.contains(&self.draw_at(start)))
+        };
         let (mut from, mut count) = (0, 64);
         while from < sure.min(MOST_STARTS) {
-            let round = self.files.draw(draws, (from, count), 0, on_progress)?;
+            let round = self.files.draw(draws, (from, count), 0, wanted, on_progress)?;
             let taken = round.into_iter().filter_map(|draw| draw.taken);
             let mut taken = taken.map(|row| (row.file as usize, row.offset));
             if let Some(row) = taken.find(|&(file, offset)| takes.contains(&self.draw_of(file, offset))) {
@@ -350,8 +373,12 @@ impl CsvLineBuffer {
 
     /// Returns the draw that decides in which lap a row is taken.
     fn draw_of(&self, file: usize, offset: u64) -> u128 {
-        let place = self.files.files[file].start + (offset - self.files.files[file].span.start);
-        u128::from(Draws::new(self.key(), Purpose::Cells, LAPS).word(place))
+        self.draw_at(self.files.files[file].start + (offset - self.files.files[file].span.start))
+    }
+
+    /// Returns the draw of a row that starts at a byte, counted over all files.
+    fn draw_at(&self, byte: u64) -> u128 {
+        u128::from(Draws::new(self.key(), Purpose::Cells, LAPS).word(byte))
     }
 
     /// Returns the cell at a place of a lap. The last place is that of the first cell's remaining rows.
@@ -361,10 +388,10 @@ impl CsvLineBuffer {
     }
 
     /// Reads a cell, and takes rows of it.
-    fn read(&self, lap: &Lap, cell: u64, place: u64, most: u64) -> Result<Cell> {
+    fn read(&self, lap: &Lap, (cell, place): (u64, u64), most: u64, stopped: &Arc<AtomicBool>) -> Result<Cell> {
         let number = self.file_of(cell);
         let mut found = Cell::default();
-        self.each_row(cell, most, |offset, text| {
+        self.each_row(cell, most, stopped, |offset, text| {
             found.rows += 1;
             let inside = match place {
                 0 => offset >= lap.start,
@@ -383,9 +410,15 @@ impl CsvLineBuffer {
     }
 
     /// Calls a function with the offset and the text of each row of a cell.
-    fn each_row(&self, cell: u64, most: u64, each: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    fn each_row(
+        &self,
+        cell: u64,
+        most: u64,
+        stopped: &Arc<AtomicBool>,
+        each: impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
         let number = self.file_of(cell);
-        self.files.with_file(number, |_, around| {
+        self.files.with_file(number, stopped, |_, around| {
             let span = around.span();
             let start = span.start + (cell - self.firsts[number]) * self.cell_bytes;
             let range = start..(start + self.cell_bytes).min(span.end);

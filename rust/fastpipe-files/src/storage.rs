@@ -73,7 +73,8 @@ impl SourceFile {
     }
 
     /// Lets reads of a remote file return an error soon after `stopped` becomes true.
-    pub(crate) fn stopped_by(mut self, by: &Arc<AtomicBool>) -> Self {
+    #[must_use]
+    pub fn stopped_by(mut self, by: &Arc<AtomicBool>) -> Self {
         if let Place::Remote { stopped, .. } = &mut self.place {
             *stopped = by.clone();
         }

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import column_names, flag, memory_size, shown, within
-from fastpipe._files._in_memory_files import Source, opened
+from fastpipe._files._in_memory_files import File, Source, opened
 from fastpipe._files._index_cache import IndexCache
+from fastpipe._files._remote_files import BlockCache, StorageOptions, expander
 from fastpipe._private_constructor import private_constructor
 from fastpipe._progress import progress_bar
 from fastpipe._reader.options import Options
@@ -216,6 +217,8 @@ def fill(
     memory_limit: int | str = "2GB",
     framework: Literal["torch", "cupy"] | None = None,
     index_cache: IndexCache = None,
+    storage_options: StorageOptions = None,
+    block_cache: BlockCache = None,
     num_threads: int | Literal["auto"] | None = "auto",
     progress: bool = False,
     **dialect: Unpack[DialectOptions],
@@ -227,8 +230,8 @@ def fill(
     one. Host memory stays within `memory_limit`.
 
     Args:
-        source: CSV files (a path, a glob, a directory, or a list of these), or a reader of any source without ranks. A
-            reader's features, threads and index are used, but its order isn't.
+        source: CSV files (a path, a glob, a directory, a URL of an object store or web server, or a list of these), or
+            a reader of any source without ranks. A reader's features, threads and index are used, but its order isn't.
         devices: GPUs such as `"cuda:0"`, each at most once, or `"cpu"`, any number of times, for memory of this
             process.
         rows: Number of rows on each device, or a list with the number of each. Defaults to None, which fills the memory
@@ -266,6 +269,11 @@ def fill(
             CuPy if PyTorch isn't installed. With `"torch"`, `"cpu"` devices contain tensors as well.
         index_cache: Directory in which the indexes of files are kept, or True for the user's cache
             directory. Defaults to None, which keeps none. Not supported for readers.
+        storage_options: How to reach the object store of a URL, such as `{"region": "eu-west-1"}`, in the words of
+            fsspec or polars. Not supported for readers. Defaults to None: the environment's credentials and settings.
+        block_cache: Folder on a local disk and its size, such as `("/nvme/fastpipe", "500GB")`, which keeps bytes of
+            URLs for later refills and other processes. Paths of local files ignore it. Not supported for readers.
+            Defaults to None: no cache.
         num_threads: Number of threads that read files, 1 to 4096, or `"auto"`. Not supported for readers. Defaults to
             "auto".
         progress: Whether to show a progress bar. Defaults to False.
@@ -318,16 +326,17 @@ def fill(
     if text:
         _check_text(targets, framework, rows)
     wanted = _wanted_rows(rows, occupancy, device_memory, len(targets))
+    found = _found(source, storage_options, block_cache)
     drawn: RowSource
     if method == "buffered":
         memory = allowed // 2
-        buffer = _line_buffer(source, columns, kind, overrides, chosen, part, memory, index_cache, num_threads, dialect)
+        buffer = _line_buffer(found, columns, kind, overrides, chosen, part, memory, index_cache, num_threads, dialect)
         read = Columns(buffer.features, None, kind)
         counts = wanted(targets, len(read.names) * kind.itemsize, None)
         buffer.plan(sum(counts))
         drawn = BufferedRows(buffer, read, counts, chosen, replace=again)
     else:
-        reader, read = _opened(source, columns, kind, overrides, index_cache, num_threads, dialect)
+        reader, read = _opened(found, columns, kind, overrides, index_cache, num_threads, dialect)
         part = 1.0 if part is None else part
         units = counts_of(reader)
         total = int(units.sum(dtype=np.int64))
@@ -363,8 +372,17 @@ def _check_text(devices: list[Device], framework: str | None, rows: int | Sequen
         raise ValueError('the size of text is unknown: with dtype="string", pass rows=')
 
 
+def _found(source: Reader | Source, storage_options: StorageOptions, block_cache: BlockCache) -> Reader | list[File]:
+    """Returns the files of the source, or the source itself if it is a reader."""
+    if not isinstance(source, Reader):
+        return opened(source, SUFFIXES, expander(storage_options, block_cache))
+    if storage_options is not None or block_cache is not None:
+        raise ValueError("storage_options and block_cache are for files only: set them when you create the reader")
+    return source
+
+
 def _opened(
-    source: Reader | Source,
+    source: Reader | list[File],
     columns: str | Sequence[str] | None,
     dtype: np.dtype[Any],
     overrides: Mapping[str, Spec] | None,
@@ -383,7 +401,7 @@ def _opened(
     # Files of other formats need a reader.
     options: Options = {"num_threads": num_threads}
     asked = Asked.of(1, 0, LosslessDialect.given(dialect), columns, _spec_dtype(dtype), "C", options, overrides)
-    asked, data, wanted = asked.opened(opened(source, SUFFIXES), index_cache)
+    asked, data, wanted = asked.opened(source, index_cache)
     reader = asked.reader(data)
     return reader, Columns(reader.features, wanted, dtype)
 
@@ -393,7 +411,7 @@ def _spec_dtype(dtype: np.dtype[Any]) -> npt.DTypeLike:
 
 
 def _line_buffer(
-    source: Reader | Source,
+    source: Reader | list[File],
     columns: str | Sequence[str] | None,
     dtype: np.dtype[Any],
     overrides: Mapping[str, Spec] | None,
@@ -414,7 +432,7 @@ def _line_buffer(
         raise ValueError('on_ragged must be "error" with method="buffered": use method="exact" to skip rows')
     options: Options = {"num_threads": num_threads, "memory_limit": memory}
     asked = Asked.of(1, seed, lines, columns, _spec_dtype(dtype), "C", options, overrides)
-    return LineBuffer(opened(source, SUFFIXES), asked, share)
+    return LineBuffer(source, asked, share)
 
 
 def _devices(devices: Sequence[Any], framework: str | None) -> list[Device]:

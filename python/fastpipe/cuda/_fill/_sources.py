@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -154,7 +154,7 @@ class BufferedRows:
                 devices = self._shares.devices(deal.within(at, buffer.drawn - start)[1])[lines.places]
                 yield lines, devices
 
-        for lines, devices in ahead(drawn()):
+        for lines, devices in ahead(drawn(), buffer.stop):
             at = 0
             with lines.reader as rows:
                 for batch in rows:
@@ -178,10 +178,19 @@ class BufferedRows:
             raise ValueError(self._shares.too_few(refill, self._buffer.drawn)) from None
 
 
-def ahead(items: Iterator[_T]) -> Iterator[_T]:
-    """Yields the same items, while another thread creates the next one."""
+def ahead(items: Iterator[_T], stop: Callable[[], None] = lambda: None) -> Iterator[_T]:
+    """Yields the same items, while another thread creates the next one.
+
+    Args:
+        items: The items.
+        stop: Function that ends the creation of an item that isn't needed.
+    """
     with ThreadPoolExecutor(1, "fastpipe-draw") as other:
         coming = other.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = other.submit(next, items, None)
-            yield item
+        try:
+            while (item := coming.result()) is not None:
+                coming = other.submit(next, items, None)
+                yield item
+        finally:
+            coming.cancel()
+            stop()

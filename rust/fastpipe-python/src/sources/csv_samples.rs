@@ -1,13 +1,14 @@
 //! Samples of CSV files without a scan: rows at random byte offsets, and rows of a stream.
 
 use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Result, path_text};
 use fastpipe_datasets::{DrawnLines, UnscannedCsv};
 use fastpipe_files::Halt;
 use numpy::PyArray1;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
@@ -64,11 +65,15 @@ type Lines<'py> = (
 
 /// Draws rows of cells of files, again and again.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
-pub(crate) struct CsvLineBuffer(Mutex<fastpipe_datasets::CsvLineBuffer>);
+pub(crate) struct CsvLineBuffer {
+    buffer: Mutex<fastpipe_datasets::CsvLineBuffer>,
+    /// Whether the current call of `next` should end.
+    stopped: AtomicBool,
+}
 
 impl CsvLineBuffer {
     fn with<T>(&self, part: impl FnOnce(&mut fastpipe_datasets::CsvLineBuffer) -> T) -> T {
-        part(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        part(&mut self.buffer.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -97,7 +102,15 @@ impl CsvLineBuffer {
         });
         let (buffer, notes) = opened.py(py)?;
         log(py, &notes)?;
-        Ok(CsvLineBuffer(Mutex::new(buffer)))
+        Ok(CsvLineBuffer {
+            buffer: Mutex::new(buffer),
+            stopped: AtomicBool::new(false),
+        })
+    }
+
+    /// Ends a call of `next` in another thread, which raises KeyboardInterrupt.
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
     }
 
     /// Begins another circle with a share of the rows of each cell.
@@ -118,7 +131,13 @@ impl CsvLineBuffer {
 
     /// Draws the next rows: `rows` of them, or as many as fit into about `bytes` of memory.
     fn next<'py>(&self, py: Python<'py>, rows: u64, bytes: u64) -> PyResult<Lines<'py>> {
-        let drawn = py.detach(|| self.with(|buffer| buffer.next(rows, bytes, &mut signals())));
+        self.stopped.store(false, Ordering::Relaxed);
+        let mut signals = signals();
+        let mut look = |behind| match self.stopped.load(Ordering::Relaxed) {
+            true => Err(PyKeyboardInterrupt::new_err(())),
+            false => signals(behind),
+        };
+        let drawn = py.detach(|| self.with(|buffer| buffer.next(rows, bytes, &mut look)));
         let DrawnLines {
             rows,
             files,
