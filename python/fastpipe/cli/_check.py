@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fastpipe._formats import AVRO, TFRECORD, FileFormat
+from fastpipe._files._in_memory_files import opened
+from fastpipe._files._remote_files import expander
+from fastpipe._formats import AVRO, SUFFIXES, TFRECORD, FileFormat
 from fastpipe._reader.losses import Loss, Skip
 from fastpipe._text import clean, plural
+from fastpipe.avro._reading import AvroData
 from fastpipe.avro._salvage import salvage
 from fastpipe.cli._formats import found
 from fastpipe.errors import FastpipeError, OutOfMemoryError, UnsupportedError, in_file
@@ -86,7 +89,8 @@ def checked(path: str, format_: FileFormat, tell: Callable[[int], object], cache
     try:
         with format_.read([path], batch_size=_ROWS, **options) as reader:
             if cache is not None:
-                result.has_checksums = reader._data.handle.has_checksums()
+                files = opened([path], SUFFIXES, expander(None))
+                result.has_checksums = AvroData.inferring(files, None, cache).handle.has_checksums()
             try:
                 for batch in reader:
                     rows = len(next(iter(batch.values())))

@@ -6,8 +6,8 @@
 //! requested [`Feature`](fastpipe_batch::Feature)s ([`infer`] derives them from a schema) and the schemas of all files
 //! are compiled once: into columns, and into a decode plan for each schema. [`AvroSource`] implements the engine's
 //! source interface with them. A unit is a block. Opening the unit checks the block's sync marker and, if known, its
-//! [`Checksum`], and decompresses the data; placing its records runs the plan. [`encode_index`] and [`decode_index`] convert the blocks of a file to bytes
-//! and back, so that they can be cached.
+//! [`Checksum`], and decompresses the data; placing its records runs the plan. [`encode_index`] and [`decode_index`]
+//! convert the blocks of a file to bytes and back, so that they can be cached.
 //!
 //! # Trust nothing
 //!

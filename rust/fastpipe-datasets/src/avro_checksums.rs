@@ -8,8 +8,8 @@ use fastpipe_files::{Extent, Format};
 
 use crate::avro_format::{AvroFormat, CHECKSUMS_TAG};
 
-/// The format of container files whose walk reads all bytes and computes a checksum of each block. It writes the indexes
-/// that [`AvroFormat`] prefers.
+/// The format of container files whose walk reads all bytes and computes a checksum of each block. It writes the
+/// indexes that [`AvroFormat`] prefers.
 pub struct ChecksummedAvro(AvroFormat);
 
 impl Default for ChecksummedAvro {
