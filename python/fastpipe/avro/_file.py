@@ -77,7 +77,7 @@ class AvroFile:
         self._describe(file)
 
     @classmethod
-    def _of(cls, file: File) -> Self:
+    def _from(cls, file: File) -> Self:
         """Describes a file that was found before, which may be remote."""
         made = cls.__new__(cls)
         made._describe(file)

@@ -370,7 +370,7 @@ def _copying(
     def wanted(schema: Any) -> Any:
         return schema if columns is None else projection(schema, columns)
 
-    first = AvroFile._of(files[0])
+    first = AvroFile._from(files[0])
     chosen = wanted(first.schema)
     if chosen is None:
         return None
@@ -378,9 +378,7 @@ def _copying(
 
     def check(path: str, schema: str) -> None:
         if wanted(parse_schema(schema, path)) != chosen:
-            reason = (
-                f"its schema differs from that of {first.path}: convert each file, or select common columns (--columns)"
-            )
+            reason = f"its schema differs from that of {first.path}: convert each file, or pass common --columns"
             raise in_file(SchemaError, path, reason)
 
     metadata = {key: value for key, value in first.metadata.items() if not key.startswith("avro.")}
