@@ -161,7 +161,7 @@ def avro_tables(
     """
     import pyarrow as pa
 
-    first = AvroFile._of(files[0])
+    first = AvroFile._from(files[0])
     fields = first.schema.get("fields") if isinstance(first.schema, dict) else None
     own = ["value"] if fields is None else [field["name"] for field in fields]
     folders = Partitions(list(map(str, files)), own, columns).integers
