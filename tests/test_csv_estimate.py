@@ -167,10 +167,10 @@ def test_ambiguous_quotes() -> None:
 
 @pytest.mark.parametrize("method", ["estimate", "buffered"])
 def test_ragged_rows(method: str) -> None:
-    data = bytearray(b"a,b\n" + b"1,2\n" * 100_000)
-    data[200_004:200_008] = b"1.2\n"
+    # Only rows near drawn bytes and rows of drawn cells are read.
+    data = b"a,b\n" + (b"1.2\n" + b"1,2\n" * 49) * 2_000
     with pytest.raises(fastpipe.errors.MalformedFileError, match=r"don't have 2 fields.*method=\"exact\""):
-        estimate(bytes(data), 1000, method=method)
+        estimate(data, 1000, method=method)
 
 
 @pytest.mark.parametrize("method", ["estimate", "buffered"])
