@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import pickle
@@ -96,7 +97,9 @@ def _called(function: MapFunction, batch: Any, place: BatchPlace, rank: int) -> 
         return function(batch, place, rank)
     except BaseException as error:
         try:
-            pickle.loads(pickle.dumps(error))
+            pickle.dumps(error)
+            # Calls its class again, as unpickling does.
+            copy.deepcopy(error)
         except Exception:
             # The pool would end, and the program wouldn't see the error.
             raise RuntimeError(f"the function of map() raised {type(error).__name__}: {error}") from error
